@@ -1,0 +1,172 @@
+"""The recipe, schema version 1, as frozen dataclasses. Types and field docs only; rules live in `rules.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from moeframe.model.config import DeepSeekV3Config
+
+__all__ = [
+    "ComputeConfig",
+    "DataConfig",
+    "DispatcherConfig",
+    "LaunchConfig",
+    "LearningRateConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Recipe",
+    "ScheduleConfig",
+    "ShardingConfig",
+    "TrainConfig",
+]
+
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Degrees of parallelism. dp_shard = world / (pp x dp_replicate) and edp = data ranks / ep are derived."""
+
+    ep: int = 1
+    """Ranks that share the experts of one layer."""
+    pp: int = 1
+    """Pipeline ranks."""
+    dp_replicate: int = 1
+    """Replicas of the sharded model (hybrid sharding)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherConfig:
+    """Which backend moves tokens to experts."""
+
+    name: str
+    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    enable_deepep: bool | None = None
+    """true demands a dispatcher with the trait `fused`, false one without, null demands nothing; selects nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingConfig:
+    """How parameters lie on the ranks."""
+
+    name: str
+    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """In which order micro-batches run."""
+
+    name: str
+    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeConfig:
+    """Which backend computes linears, norms, experts and attention."""
+
+    name: str
+    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the tokens come from."""
+
+    name: str
+    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    repeat: bool = True
+    """Start another epoch, in a new seeded order, when the data ends; false: the steps must fit in one epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRateConfig:
+    """The V3 schedule (report, section 4.2): linear warm-up, constant, cosine decay, constant, final constant.
+
+    A phase of 0 steps is left out; after the last one the rate stays where it is.
+    """
+
+    warmup_steps: int = 0
+    constant_steps: int | None = None
+    """Steps at the peak after the warm-up; null: to the end of the run (then no decay)."""
+    decay_steps: int = 0
+    """Length of the cosine from the peak to `min_lr`."""
+    min_lr: float = 0.0
+    min_lr_steps: int | None = None
+    """Steps at `min_lr` after the decay; null: to the end of the run."""
+    final_lr: float | None = None
+    """Rate after `min_lr_steps`; null: stay at `min_lr`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_grad_norm: float | None = 1.0
+    """Global L2 norm to clip to; null: never clip."""
+    lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int
+    seq_len: int
+    """Tokens in a sequence."""
+    global_batch_size: int
+    """Sequences in one step, over all ranks."""
+    micro_batch_size: int
+    """Sequences of one forward on one rank."""
+    seed: int = 0
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """bfloat16: computes in bfloat16 over float32 weights."""
+    eval_every: int = 0
+    """Validate after every so many steps and at the end; 0: never."""
+    eval_sequences: int = 64
+    """Sequences of one validation, over all ranks."""
+    output_dir: str = "runs"
+    """Where run directories are made, relative to the working directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """How many processes `moeframe run` expects or starts."""
+
+    nnodes: int = 1
+    """Nodes of the job; more than 1 needs torchrun or Slurm to start it."""
+    nproc_per_node: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where torch finds a GPU for every local process, else cpu."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole recipe."""
+
+    schema_version: Literal[1]
+    name: str
+    model: DeepSeekV3Config
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    dispatcher: DispatcherConfig
+    sharding: ShardingConfig
+    schedule: ScheduleConfig
+    compute: ComputeConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the job."""
+        return self.launch.nnodes * self.launch.nproc_per_node

@@ -1,0 +1,116 @@
+"""Offers: what a plugin puts on the table. Data only; building imports torch, offering does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from moeframe.protocols.compute import ComputeTraits
+from moeframe.protocols.data import DatasetTraits
+from moeframe.protocols.dispatcher import DispatcherTraits
+from moeframe.protocols.precision import Precision
+from moeframe.protocols.schedule import ScheduleTraits
+from moeframe.protocols.sharding import ShardingTraits
+
+__all__ = [
+    "ComputeOffer",
+    "DatasetOffer",
+    "DispatcherOffer",
+    "ModuleNeed",
+    "Needs",
+    "NoOptions",
+    "Offer",
+    "ScheduleOffer",
+    "ShardingOffer",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """The options of a backend that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleNeed:
+    """A module that must be importable. Found without importing it; `attribute` is looked up only when it is used.
+
+    `version` is a PEP 440 specifier for `distribution` (``>=0.6,<0.7``). `install` is one sentence on how to get it.
+    """
+
+    name: str
+    install: str
+    distribution: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What must be true of the machine. Checked before a process starts, as far as it can be known there."""
+
+    modules: tuple[ModuleNeed, ...] = ()
+    device_kinds: tuple[str, ...] = ("cpu", "cuda")
+    compute_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A named backend.
+
+    `name` matches ``[a-z][a-z0-9_]*`` and names the technique. `summary` is one line. `options` is a frozen dataclass
+    with a default for every field; a recipe's `options:` are validated against it. `build` takes the options and the
+    context of its kind, in that order, and may import torch.
+    """
+
+    kind: ClassVar[str] = ""
+
+    name: str
+    summary: str
+    build: Callable[..., Any]
+    options: type[Any] = NoOptions
+    needs: Needs = field(default_factory=Needs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherOffer(Offer):
+    """Offers a `Dispatcher`: ``build(options, DispatcherContext)``."""
+
+    kind: ClassVar[str] = "dispatcher"
+    traits: Callable[[Any, Precision], DispatcherTraits]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingOffer(Offer):
+    """Offers a `Sharding`: ``build(options)``."""
+
+    kind: ClassVar[str] = "sharding"
+    traits: Callable[[Any, Precision], ShardingTraits]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOffer(Offer):
+    """Offers a `Schedule`: ``build(options, ScheduleContext)``.
+
+    `legal_micro_batches(options, pp, n)` returns None when n micro-batches are legal on pp pipeline ranks, else a
+    sentence that lists legal numbers.
+    """
+
+    kind: ClassVar[str] = "schedule"
+    traits: Callable[[Any, Precision], ScheduleTraits]
+    legal_micro_batches: Callable[[Any, int, int], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOffer(Offer):
+    """Offers a `Compute`: ``build(options, ComputeContext)``."""
+
+    kind: ClassVar[str] = "compute"
+    traits: Callable[[Any, Precision], ComputeTraits]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOffer(Offer):
+    """Offers a `Dataset`: ``build(options, DatasetContext)``. Builds without torch."""
+
+    kind: ClassVar[str] = "data"
+    traits: Callable[[Any, Precision], DatasetTraits]

@@ -1,0 +1,1 @@
+"""Parallel degrees, ranks and device meshes."""

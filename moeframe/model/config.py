@@ -1,0 +1,89 @@
+"""DeepSeek-V3 hyper-parameters under their Hugging Face names. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["DeepSeekV3Config", "RopeScaling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """YaRN (arXiv 2309.00071) as DeepSeek configures it."""
+
+    type: Literal["yarn"] = "yarn"
+    factor: float
+    """Context length divided by the original one."""
+    original_max_position_embeddings: int
+    """Context length, in tokens, of the training before YaRN."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekV3Config:
+    """One model of the DeepSeek-V3 family (DeepSeek-V2-Lite and Moonlight included)."""
+
+    family: Literal["deepseek_v3"] = "deepseek_v3"
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    """Decoder layers without the MTP modules."""
+    first_k_dense_replace: int
+    """The first layers, whose feed-forward part is a dense MLP."""
+    intermediate_size: int
+    """Width of the dense MLP."""
+    moe_intermediate_size: int
+    """Width of one routed expert."""
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_shared_experts: int
+    """Fused into one MLP of width n_shared_experts x moe_intermediate_size; 0: none."""
+    num_attention_heads: int
+    q_lora_rank: int | None
+    """null: queries come straight from the hidden state."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    scoring_func: Literal["sigmoid", "softmax"] = "sigmoid"
+    topk_method: Literal["noaux_tc", "greedy", "group_limited_greedy"] = "noaux_tc"
+    """noaux_tc: bias-corrected, a group's score is the sum of its two best; group_limited_greedy: its best (V2)."""
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    """Of every norm but the two latent norms inside MLA, which always use 1e-6."""
+    initializer_range: float = 0.006
+    """Standard deviation of the initial weights (DeepSeek-V3 report, section 4.2)."""
+    num_nextn_predict_layers: int = 0
+    """MTP modules."""
+    mtp_loss_weight: float = 0.3
+    """Lambda of the MTP loss (report, equation 25)."""
+    aux_loss_alpha: float = 1e-4
+    """Alpha of the sequence-wise balance loss (report, equations 17 to 20)."""
+    aux_loss_selection: Literal["routed", "scores"] = "routed"
+    """What the balance loss counts: the experts a token is sent to, or the top-k of its raw scores (the report)."""
+    bias_update_speed: float = 1e-3
+    """Gamma: change of the correction bias per step (report, section 2.1.2). 0 freezes the bias."""
+    capacity_factor: float | None = None
+    """null: no token is dropped. Otherwise an expert takes at most ceil(factor x S x K / E) tokens of a sequence."""
+    init_from: str | None = None
+    """A Hugging Face directory (config.json and safetensors) to start from, relative to the recipe file."""
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Size of a query or key head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with routed experts, the MTP modules included."""
+        return self.num_hidden_layers - self.first_k_dense_replace + self.num_nextn_predict_layers

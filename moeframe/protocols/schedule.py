@@ -1,0 +1,87 @@
+"""The schedule protocol: in which order the micro-batches of a step run through the stages of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from moeframe.protocols.data import MicroBatch
+    from moeframe.schedule.actions import Plan
+
+__all__ = ["Schedule", "ScheduleContext", "ScheduleTraits", "Stage", "StepResult"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleTraits:
+    """What the rest of a job may rely on."""
+
+    splits_backward: bool
+    """Weight gradients run apart from input gradients; needs a sharding whose parameters stay whole."""
+    pipelines: bool
+    """Runs more than one pipeline stage."""
+    stages_per_rank: int = 1
+    placement: Literal["loop", "v"] = "loop"
+    """loop: stage s on rank s % pp. v: rank r holds stages r and 2 pp - 1 - r."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleContext:
+    """What a schedule is built for."""
+
+    pp_size: int
+    pp_rank: int
+    num_micro_batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """Sums over this rank's micro-batches; zeros on a rank without the last stage. float32 or float64 scalars.
+
+    `ce_sum` and `mtp_sum` are sums of cross-entropies over tokens, not divided by anything. The token counts that they
+    belong to are agreed by all ranks before the first backward, so they are not repeated here.
+    """
+
+    ce_sum: torch.Tensor
+    mtp_sum: torch.Tensor
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """A consecutive part of the model with what a schedule needs to run it."""
+
+    index: int
+    num_stages: int
+    module: nn.Module
+
+    def forward(self, hidden: torch.Tensor | None, micro_batch: MicroBatch) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Run the part. `hidden` is None for the first stage, which reads the tokens of the micro-batch."""
+        ...
+
+    def loss(self, output: torch.Tensor | tuple[torch.Tensor, ...], micro_batch: MicroBatch) -> torch.Tensor:
+        """Return the scalar to call backward on (already divided by the global token count); last stage only.
+
+        Also adds the micro-batch to the sums that `result` returns.
+        """
+        ...
+
+    def result(self) -> StepResult:
+        """Return the sums since the last call and reset them."""
+        ...
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Runs one step. Subclass this class: later versions may add members with bodies."""
+
+    def run_step(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> StepResult:
+        """Run forward and backward of every micro-batch through this rank's stages; gradients accumulate."""
+        ...
+
+    def plan(self, num_stages: int, num_micro_batches: int) -> Plan:
+        """Return what each rank does, in order, as pure data."""
+        ...

@@ -1,0 +1,172 @@
+"""The sharding protocol: how parameters, gradients and optimizer state lie on the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from moeframe.protocols.precision import Precision
+
+__all__ = [
+    "AdamWSettings",
+    "Meshes",
+    "ModelPlan",
+    "Parameter",
+    "Role",
+    "ShardedModel",
+    "Sharding",
+    "ShardingTraits",
+    "Unit",
+]
+
+Role = Literal["dense", "expert", "router", "embedding"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingTraits:
+    """What the rest of a job may rely on."""
+
+    parameters_stay_whole: bool
+    """Parameters are whole on every rank between forward and backward; split-backward schedules need it."""
+    min_data_ranks: int = 1
+    needs_dp_replicate: bool = False
+    """Only makes sense with `parallel.dp_replicate` > 1."""
+    supports_dp_replicate: bool = True
+    device_kinds: tuple[str, ...] = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One parameter of the model, by its name in the module tree.
+
+    `role` decides over which ranks it is replicated or sharded: experts over `edp`, everything else over all data
+    ranks. An `expert` parameter stacks the local experts in its first dimension; `global_shape` counts all experts.
+    """
+
+    name: str
+    role: Role
+    global_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A module that is gathered and freed as a whole; `name` is its path in the module tree ("" is the root).
+
+    A parameter belongs to the innermost unit above it. `roles` are the roles that occur directly in the unit. A unit
+    with `high_precision` computes with its parameters in at least float32 (the router).
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    roles: frozenset[Role]
+    high_precision: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlan:
+    """Everything a sharding strategy needs to know of a model part.
+
+    `units` lists them in the order of execution, children before the unit that contains them, the root last. A model is
+    handed over on the meta device; `materialize(unit_name, device)` allocates and fills the parameters and buffers that
+    belong directly to a unit, so that no rank ever holds the whole model unsharded.
+    """
+
+    units: tuple[Unit, ...]
+    parameters: Mapping[str, Parameter]
+    materialize: Callable[[str, torch.device], None]
+
+    def role(self, parameter_name: str) -> Role:
+        """Return the role of a parameter; KeyError for a name the model does not have."""
+        return self.parameters[parameter_name].role
+
+
+class Meshes(Protocol):
+    """Process groups of the job, by axis: `pp`, `dp_replicate`, `dp_shard`, `ep`, `edp`, and `dp` for all data ranks.
+
+    `dp` = dp_replicate x dp_shard = edp x ep. With one process and no process group every group is None, every size 1.
+    """
+
+    device: torch.device
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along the axis."""
+
+    def rank(self, axis: str) -> int:
+        """This rank's coordinate along the axis."""
+
+    def group(self, axis: str) -> ProcessGroup | None:
+        """The process group along the axis."""
+
+    def mesh(self, *axes: str) -> DeviceMesh:
+        """The device mesh over one axis, or over ("dp_replicate", "dp_shard") or ("ep", "edp")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWSettings:
+    """AdamW as in torch.optim.AdamW. `lr` is the value before any schedule; the trainer sets it before every step."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+
+@runtime_checkable
+class ShardedModel(Protocol):
+    """A model part on its ranks, with the operations that depend on where its parameters lie.
+
+    The gradient that training needs is the *sum* over ranks: the loss of each micro-batch is already divided by the
+    number of tokens of the whole global batch. No strategy averages. Expert gradients need no factor then, in any
+    layout: the tokens of all ep ranks have met in the dispatch.
+    """
+
+    module: nn.Module
+
+    def optimizer(self, settings: AdamWSettings) -> torch.optim.Optimizer:
+        """Return AdamW over this rank's share of the parameters."""
+        ...
+
+    def finish_gradients(self) -> None:
+        """Bring gradients to their final value. Called once, after the last micro-batch, by every rank."""
+        ...
+
+    def clip_(self, max_norm: float | None) -> torch.Tensor:
+        """Scale all gradients so that their global L2 norm is at most `max_norm`; None only measures.
+
+        Returns:
+            The norm before clipping, float32, equal on all ranks. Every parameter counts once, also an expert that
+            several ranks hold; the sum runs over all pipeline stages.
+        """
+        ...
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """Return whole gradients by parameter name (experts: all local ones); collective. For proofs, not training."""
+        ...
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """Return whole parameters by name (experts: all local ones); collective. For proofs and export."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters and persistent buffers by name as tensors or DTensors of global shape."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave, on this or another layout."""
+        ...
+
+
+@runtime_checkable
+class Sharding(Protocol):
+    """A sharding strategy. Subclass this class: later versions may add members with bodies."""
+
+    def shard(self, model: nn.Module, plan: ModelPlan, mesh: Meshes, precision: Precision) -> ShardedModel:
+        """Materialise the model unit by unit and lay it out on the ranks of `mesh`."""
+        ...

@@ -1,0 +1,1 @@
+"""Schedules as pure data: actions, simulation, timelines. Importable without torch."""

@@ -1,0 +1,136 @@
+"""Where a job is: one span around every phase of every layer.
+
+Nothing listens by default, and then a span costs one check of an empty tuple. The collective ledger, the beacons, the
+overlap measurement and the time budget of the bench all listen here; nothing else instruments the model.
+Importable without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+__all__ = ["Direction", "Listener", "Phase", "Place", "at", "current", "listen", "listening", "span"]
+
+Phase: TypeAlias = Literal[
+    "", "data", "embed", "attend", "dispatch", "experts", "combine", "head", "gradients", "optimizer", "evaluate", "save"
+]
+Direction: TypeAlias = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One position in a job. `layer` is the global layer index; -1 where a field has no meaning."""
+
+    step: int = -1
+    micro_batch: int = -1
+    stage: int = 0
+    layer: int = -1
+    phase: Phase = ""
+    direction: Direction = "forward"
+
+    def __str__(self) -> str:
+        """Return the place in words, leaving out what is unknown."""
+        parts = [f"step {self.step}"] if self.step >= 0 else []
+        parts += [f"micro-batch {self.micro_batch}"] if self.micro_batch >= 0 else []
+        parts += [f"layer {self.layer}"] if self.layer >= 0 else []
+        parts += [f"{self.phase} ({self.direction})"] if self.phase else []
+        return ", ".join(parts) or "before the first step"
+
+
+class Listener(Protocol):
+    """Told of every span. Both methods run on the thread of the phase and must be quick."""
+
+    def enter(self, place: Place) -> None:
+        """Called just before the phase runs."""
+
+    def leave(self, place: Place) -> None:
+        """Called just after the phase ran, also when it raised."""
+
+
+_listeners: tuple[Listener, ...] = ()
+_ambient: Place = Place()
+
+
+def current() -> Place:
+    """Return the innermost place this process has entered, for error messages and reports."""
+    return _ambient
+
+
+def listening() -> bool:
+    """Say whether anyone listens; the model marks backward phases only then."""
+    return bool(_listeners)
+
+
+@contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Tell `listener` of every span entered inside the block."""
+    global _listeners
+    _listeners = (*_listeners, listener)
+    try:
+        yield
+    finally:
+        _listeners = tuple(other for other in _listeners if other is not listener)
+
+
+@contextmanager
+def at(
+    *, step: int | None = None, micro_batch: int | None = None, stage: int | None = None, phase: Phase | None = None
+) -> Iterator[Place]:
+    """Set the fields that later spans inherit: the trainer sets `step`, the schedule `micro_batch` and `stage`."""
+    global _ambient
+    before = _ambient
+    _ambient = replace(
+        before,
+        step=before.step if step is None else step,
+        micro_batch=before.micro_batch if micro_batch is None else micro_batch,
+        stage=before.stage if stage is None else stage,
+        phase=before.phase if phase is None else phase,
+    )
+    try:
+        yield _ambient
+        _ambient = before
+    except BaseException:
+        # Keep the innermost place: whoever reports the error wants to know where it arose.
+        raise
+
+
+@contextmanager
+def _entered(place: Place) -> Iterator[None]:
+    global _ambient
+    before, _ambient = _ambient, place
+    told = _listeners
+    for listener in told:
+        listener.enter(place)
+    try:
+        yield
+        _ambient = before
+    finally:
+        for listener in told:
+            listener.leave(place)
+
+
+def span(
+    *,
+    step: int | None = None,
+    micro_batch: int | None = None,
+    stage: int | None = None,
+    layer: int = -1,
+    phase: Phase = "",
+    direction: Direction = "forward",
+) -> AbstractContextManager[None]:
+    """Mark a phase. Fields left out are inherited from the enclosing `at`.
+
+    After an exception `current()` still names the place where it arose.
+    """
+    place = Place(
+        step=_ambient.step if step is None else step,
+        micro_batch=_ambient.micro_batch if micro_batch is None else micro_batch,
+        stage=_ambient.stage if stage is None else stage,
+        layer=layer,
+        phase=phase,
+        direction=direction,
+    )
+    return _entered(place)

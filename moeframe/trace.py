@@ -15,7 +15,18 @@ from typing import Literal, Protocol, TypeAlias
 __all__ = ["Direction", "Listener", "Phase", "Place", "at", "current", "listen", "listening", "span"]
 
 Phase: TypeAlias = Literal[
-    "", "data", "embed", "attend", "dispatch", "experts", "combine", "head", "gradients", "optimizer", "evaluate", "save"
+    "",
+    "data",
+    "embed",
+    "attend",
+    "dispatch",
+    "experts",
+    "combine",
+    "head",
+    "gradients",
+    "optimizer",
+    "evaluate",
+    "save",
 ]
 Direction: TypeAlias = Literal["forward", "backward"]
 
@@ -89,12 +100,9 @@ def at(
         stage=before.stage if stage is None else stage,
         phase=before.phase if phase is None else phase,
     )
-    try:
-        yield _ambient
-        _ambient = before
-    except BaseException:
-        # Keep the innermost place: whoever reports the error wants to know where it arose.
-        raise
+    # No `finally`: after an exception the innermost place stays, for whoever reports where it arose.
+    yield _ambient
+    _ambient = before
 
 
 @contextmanager

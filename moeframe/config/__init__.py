@@ -1,0 +1,1 @@
+"""Recipes: load, check, explain."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from moeframe.model.config import DeepSeekV3Config
@@ -22,8 +21,6 @@ __all__ = [
     "ShardingConfig",
     "TrainConfig",
 ]
-
-_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class DispatcherConfig:
     """Which backend moves tokens to experts."""
 
     name: str
-    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    options: Mapping[str, Any] = field(default_factory=dict)
     enable_deepep: bool | None = None
     """true demands a dispatcher with the trait `fused`, false one without, null demands nothing; selects nothing."""
 
@@ -53,7 +50,7 @@ class ShardingConfig:
     """How parameters lie on the ranks."""
 
     name: str
-    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class ScheduleConfig:
     """In which order micro-batches run."""
 
     name: str
-    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +66,7 @@ class ComputeConfig:
     """Which backend computes linears, norms, experts and attention."""
 
     name: str
-    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class DataConfig:
     """Where the tokens come from."""
 
     name: str
-    options: Mapping[str, Any] = field(default=_NO_OPTIONS)
+    options: Mapping[str, Any] = field(default_factory=dict)
     repeat: bool = True
     """Start another epoch, in a new seeded order, when the data ends; false: the steps must fit in one epoch."""
 

@@ -20,6 +20,7 @@ from moeframe.hooks.offers import (
 
 __all__ = [
     "API_VERSION",
+    "PROJECT",
     "ComputeOffer",
     "DatasetOffer",
     "DispatcherOffer",
@@ -27,7 +28,6 @@ __all__ = [
     "Needs",
     "NoOptions",
     "Offer",
-    "PROJECT",
     "ScheduleOffer",
     "ShardingOffer",
     "hookimpl",

@@ -1,0 +1,1 @@
+"""Start local processes, or join those that torchrun or Slurm started."""

@@ -74,9 +74,7 @@ class Degrees:
             return found
         if self.world % self.pp:
             legal = ", ".join(map(str, divisors(self.world)))
-            found.append(
-                ("parallel.pp", f"{self.pp} does not divide the world size {self.world}.", f"Legal: {legal}.")
-            )
+            found.append(("parallel.pp", f"{self.pp} does not divide the world size {self.world}.", f"Legal: {legal}."))
             return found
         if self.data_ranks % self.dp_replicate:
             legal = ", ".join(map(str, divisors(self.data_ranks)))

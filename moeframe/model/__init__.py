@@ -1,0 +1,1 @@
+"""The DeepSeek-V3 model: four phases a block."""

@@ -80,7 +80,8 @@ class Compute(Protocol):
         """Causal softmax attention, softmax in float32.
 
         Args:
-            q, k: (B, H, S, head size of queries and keys).
+            q: (B, H, S, head size of queries and keys).
+            k: as `q`.
             v: (B, H, S, head size of values), which may differ.
             scale: factor of the scores before the softmax.
             mask: (B, 1, S, S) bool, true where a query may look, already causal; None: plain causal.

@@ -1,0 +1,1 @@
+"""Published test kits for plugin authors."""

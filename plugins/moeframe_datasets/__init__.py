@@ -1,1 +1,1 @@
-"""First-party plugin."""
+"""Data sets: `python_sources` (text that every Python brings along) and `synthetic` (benchmarks)."""

@@ -1,1 +1,1 @@
-"""First-party plugin."""
+"""Schedules: `accumulate`, every micro-batch through the whole model, one after the other."""

@@ -1,0 +1,65 @@
+"""Join the job: device and default process group of this rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from moeframe.errors import TopologyError, UserInputError
+from moeframe.launch.environment import RENDEZVOUS, World
+
+__all__ = ["choose_device", "joined"]
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a collective may wait for its peers."""
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch.device:
+    """Return this rank's device; `auto` is cuda when there is a GPU for every process of this node.
+
+    Raises:
+        UserInputError: cuda is demanded and torch finds no usable GPU.
+        TopologyError: fewer GPUs than processes on this node.
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and found < world.local_world_size):
+        return torch.device("cpu")
+    if found == 0:
+        raise UserInputError(
+            "launch.device is 'cuda', but torch finds no usable GPU here (torch.cuda.is_available() is False; "
+            f"torch {torch.__version__}). Install a CUDA build of torch and check nvidia-smi, or use launch.device=cpu."
+        )
+    if found < world.local_world_size:
+        raise TopologyError(
+            f"{world.local_world_size} processes on this node, but torch finds {found} GPUs. "
+            f"Use launch.nproc_per_node={found}, or launch.device=cpu."
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def joined(world: World, device: torch.device) -> Iterator[None]:
+    """Hold the default process group open: NCCL on GPUs, gloo on CPU. One process without a launcher needs none."""
+    if world.launcher == "none" or dist.is_initialized():
+        yield
+        return
+    arguments = {"rank": world.rank, "world_size": world.world_size, "timeout": TIMEOUT}
+    if world.launcher == "slurm":
+        os.environ.setdefault("MASTER_PORT", "29500")
+        os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
+    if device.type == "cuda":
+        dist.init_process_group("nccl", init_method=os.environ.get(RENDEZVOUS, "env://"), device_id=device, **arguments)
+    else:
+        dist.init_process_group("gloo", init_method=os.environ.get(RENDEZVOUS, "env://"), **arguments)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

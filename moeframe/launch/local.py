@@ -1,0 +1,104 @@
+"""Run the processes of a job on this machine, and end all of them when one fails. Importable without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from moeframe.launch.environment import process_environment
+
+__all__ = ["Outcome", "run_local"]
+
+GRACE_S = 3.0
+"""After a failure the other ranks get this long to write their own report, then SIGKILL."""
+
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the processes ended.
+
+    `codes` are exit codes by rank, negative for a signal. `first_failed` is the rank that ended badly first, None when
+    all ended with 0. `received` is the signal that this process got and passed on, 0 if none.
+    """
+
+    codes: tuple[int, ...]
+    first_failed: int | None
+    received: int
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this child when its parent dies, so that no rank is orphaned. Linux only."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s: float = GRACE_S) -> Outcome:
+    """Start `world_size` copies of `command` and wait for them.
+
+    Rank 0 shares this process's terminal; the others write to ``log_dir/rank-<n>.out``. SIGINT and SIGTERM are passed
+    on once; a second one kills.
+
+    Args:
+        command: program and arguments, the same for every rank; the rank comes through the environment.
+        world_size: number of processes.
+        log_dir: existing directory.
+        grace_s: seconds between the first failure and SIGKILL for the rest.
+
+    Returns:
+        How they ended. Every process has ended when this returns.
+    """
+    received = 0
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        nonlocal received
+        again, received = received != 0, number
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if again else number)
+
+    with ExitStack() as stack:
+        meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moeframe-")))
+        rendezvous = f"file://{meeting / 'rendezvous'}"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, pass_on))
+        for rank in range(world_size):
+            own = process_environment(rank, world_size, rendezvous, cores=os.cpu_count() or 1)
+            output = None if rank == 0 else stack.enter_context((log_dir / f"rank-{rank}.out").open("wb"))
+            processes.append(
+                subprocess.Popen(  # noqa: S603
+                    list(command),
+                    env={**os.environ, **own},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output is not None else None,
+                    start_new_session=True,  # a Ctrl-C reaches this process only, which passes it on
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509
+                )
+            )
+        first_failed, failed_at = None, 0.0
+        while any(process.poll() is None for process in processes):
+            if first_failed is None:
+                bad = [rank for rank, process in enumerate(processes) if process.poll()]
+                if bad:
+                    first_failed, failed_at = bad[0], time.monotonic()
+            elif time.monotonic() - failed_at > grace_s:
+                for process in processes:
+                    if process.poll() is None:
+                        process.kill()
+            time.sleep(_POLL_S)
+        codes = tuple(process.wait() for process in processes)
+    if first_failed is None:
+        first_failed = next((rank for rank, code in enumerate(codes) if code), None)
+    return Outcome(codes=codes, first_failed=first_failed, received=received)

@@ -43,6 +43,21 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> int | None:
+    """Wait until every process has ended, killing the rest after the first failure; return who failed first."""
+    first_failed, failed_at = None, 0.0
+    while True:
+        codes = [process.poll() for process in processes]
+        if first_failed is None and any(codes):
+            first_failed, failed_at = next(rank for rank, code in enumerate(codes) if code), time.monotonic()
+        if None not in codes:
+            return first_failed
+        if first_failed is not None and time.monotonic() - failed_at > grace_s:
+            for process in processes:
+                process.kill()
+        time.sleep(_POLL_S)
+
+
 def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s: float = GRACE_S) -> Outcome:
     """Start `world_size` copies of `command` and wait for them.
 
@@ -87,18 +102,6 @@ def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s
                     preexec_fn=_die_with_parent,  # noqa: PLW1509
                 )
             )
-        first_failed, failed_at = None, 0.0
-        while any(process.poll() is None for process in processes):
-            if first_failed is None:
-                bad = [rank for rank, process in enumerate(processes) if process.poll()]
-                if bad:
-                    first_failed, failed_at = bad[0], time.monotonic()
-            elif time.monotonic() - failed_at > grace_s:
-                for process in processes:
-                    if process.poll() is None:
-                        process.kill()
-            time.sleep(_POLL_S)
+        first_failed = _wait_for_all(processes, grace_s)
         codes = tuple(process.wait() for process in processes)
-    if first_failed is None:
-        first_failed = next((rank for rank, code in enumerate(codes) if code), None)
     return Outcome(codes=codes, first_failed=first_failed, received=received)

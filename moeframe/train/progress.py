@@ -1,0 +1,71 @@
+"""What a person sees while a job runs. Importable without torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+__all__ = ["Progress", "duration"]
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+class Progress:
+    """One live line on a terminal; elsewhere a line at the first step, then about twenty more, and the last.
+
+    The time left follows the steps of this process, the first one (which warms up) left out.
+    """
+
+    def __init__(self, steps: int, *, first_step: int = 0, stream: TextIO | None = None) -> None:
+        """Start at `first_step` of `steps`."""
+        self._steps = steps
+        self._first = first_step
+        self._stream = sys.stdout if stream is None else stream
+        self._live = self._stream.isatty()
+        self._every = max(1, (steps - first_step) // 20)
+        self._started = time.monotonic()
+        self._warm: float | None = None
+        self._width = 0
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Show step number `step`, counted from 1."""
+        now = time.monotonic()
+        if self._warm is None:
+            self._warm, left = now, ""
+        else:
+            done = step - self._first - 1
+            left = f"  ETA {duration((now - self._warm) / done * (self._steps - step))}"
+        line = (
+            f"step {step}/{self._steps}  loss {metrics['loss']:.3f}  ce {metrics['ce_loss']:.3f}  "
+            f"{metrics['tokens_per_second']:,.0f} tok/s  load max/mean {1 + metrics['max_violation']:.2f}  "
+            f"dead {metrics['dead_experts']}{left}"
+        )
+        if self._live:
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        elif step == self._first + 1 or step == self._steps or (step - self._first) % self._every == 0:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """Print a line of its own."""
+        if self._live and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> float:
+        """End the live line and return the seconds since the start."""
+        if self._live and self._width:
+            self._stream.write("\n")
+        self._stream.flush()
+        return time.monotonic() - self._started

@@ -1,0 +1,103 @@
+"""The directory of one run: what was asked, where it ran, what came out. Importable without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from moeframe.errors import UserInputError
+from moeframe.launch.environment import World
+
+__all__ = ["RunDirectory"]
+
+_DISTRIBUTIONS = ("moeframe", "torch", "numpy", "omegaconf", "pluggy", "safetensors", "triton", "transformer-engine")
+
+
+class RunDirectory:
+    """``<output_dir>/<recipe name>/<UTC time>-<short id>/`` with recipe.yaml, environment.json, ranks.json,
+    metrics.jsonl and log/.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take an existing directory."""
+        self.path = path
+
+    @classmethod
+    def create(cls, output_dir: Path, name: str) -> RunDirectory:
+        """Make a new directory.
+
+        Raises:
+            UserInputError: it cannot be made or written.
+        """
+        stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+        path = output_dir / name / f"{stamp}-{secrets.token_hex(2)}"
+        try:
+            (path / "log").mkdir(parents=True, exist_ok=False)
+        except OSError as error:
+            raise UserInputError(
+                f"train.output_dir = {str(output_dir)!r}: the run directory {path} cannot be made "
+                f"({error.strerror}). Choose a writable place with train.output_dir=DIR."
+            ) from error
+        return cls(path)
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log_dir(self) -> Path:
+        """Logs by rank."""
+        return self.path / "log"
+
+    def failure_file(self, rank: int) -> Path:
+        """Where a rank that fails says why."""
+        return self.log_dir / f"failure-rank-{rank}.json"
+
+    def write_json(self, name: str, content: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Write a small file of the directory whole or not at all."""
+        target = self.path / name
+        part = target.with_name(f".{target.name}.part")
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        part.replace(target)
+
+    def write_environment(self, world: World, *, device: str, plugins: Sequence[str]) -> None:
+        """Record versions, launcher and machine."""
+        versions = {}
+        for distribution in _DISTRIBUTIONS:
+            try:
+                versions[distribution] = version(distribution)
+            except PackageNotFoundError:
+                continue
+        self.write_json(
+            "environment.json",
+            {
+                "versions": versions,
+                "plugins": sorted(plugins),
+                "python": sys.version.split()[0],
+                "platform": platform.platform(),
+                "device": device,
+                "launcher": world.launcher,
+                "run_id": world.run_id,
+                "world_size": world.world_size,
+            },
+        )
+
+    @staticmethod
+    def describe_rank(world: World) -> dict[str, Any]:
+        """Return this process's entry of ranks.json."""
+        return {"rank": world.rank, "pid": os.getpid(), "host": socket.gethostname()}

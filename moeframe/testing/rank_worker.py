@@ -138,7 +138,6 @@ def _require(module: ModuleFile) -> None:
 def _process_group(call: Call, device: str) -> Iterator[None]:
     import torch
     from torch import distributed
-    from torch.distributed.distributed_c10d import FileStore
 
     random.seed(0)
     torch.manual_seed(0)
@@ -148,7 +147,7 @@ def _process_group(call: Call, device: str) -> Iterator[None]:
         options["device_id"] = torch.device("cuda", call.rank)
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        store=FileStore(call.store, call.world_size),
+        store=distributed.FileStore(call.store, call.world_size),  # type: ignore[attr-defined]  # untyped export
         rank=call.rank,
         world_size=call.world_size,
         timeout=datetime.timedelta(seconds=call.timeout_s),

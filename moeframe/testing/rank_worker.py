@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,10 +50,15 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came of a call. `value` is the pickled result, or the pickled exception when it survives pickling."""
+    """What came of a call.
+
+    `value` is the pickled result, or the pickled exception when it survives pickling. `failed_at` is the machine's
+    monotonic clock when the exception arose: the first to fail is the cause, the others often fail because of it.
+    """
 
     failed: bool
     value: bytes | None
+    failed_at: float = 0.0
     kind: str = ""
     message: str = ""
     traceback: str = ""
@@ -85,23 +91,34 @@ def _receive(connection: Connection[bytes, bytes], calls: queue.SimpleQueue[Call
 
 
 def _answer(call: Call, device: str) -> Answer:
+    failed_at: list[float] = []
     try:
         sys.path[:] = call.search_path
         for module in call.modules:
             _require(module)
         function, args = pickle.loads(call.payload)  # noqa: S301  # comes from our own parent
         # A span of nothing but defaults: what an earlier, failed call left as `trace.current()` is gone.
-        with _process_group(call, device), trace.span(step=-1, micro_batch=-1, stage=0):
+        with _process_group(call, device), _timed_failure(failed_at), trace.span(step=-1, micro_batch=-1, stage=0):
             result = pickle.dumps(function(*args))
     except BaseException as error:  # noqa: BLE001  # whatever it was, the caller must hear of it
-        return _failure(error)
+        return _failure(error, failed_at[0] if failed_at else time.monotonic())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
     return Answer(failed=False, value=result)
 
 
-def _failure(error: BaseException) -> Answer:
+@contextlib.contextmanager
+def _timed_failure(failed_at: list[float]) -> Iterator[None]:
+    """Note when the function failed, before the group is destroyed and makes other ranks fail too."""
+    try:
+        yield
+    except BaseException:
+        failed_at.append(time.monotonic())
+        raise
+
+
+def _failure(error: BaseException, failed_at: float) -> Answer:
     text = "".join(traceback.format_exception(error))
     try:
         value = pickle.dumps(error)
@@ -109,7 +126,7 @@ def _failure(error: BaseException) -> Answer:
     except Exception:  # noqa: BLE001  # an exception may refuse pickling in any way
         value = None
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return Answer(failed=True, value=value, kind=kind, message=str(error), traceback=text)
+    return Answer(failed=True, value=value, failed_at=failed_at, kind=kind, message=str(error), traceback=text)
 
 
 def _require(module: ModuleFile) -> None:

@@ -36,11 +36,15 @@ LOG_LIMIT: Final = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """How one rank failed. `error` is None when the exception does not survive pickling, or the process died."""
+    """How one rank failed. `error` is None when the exception does not survive pickling, or the process died.
+
+    `failed_at` is the machine's monotonic clock then; 0 for a process that died.
+    """
 
     rank: int
     kind: str
     message: str
+    failed_at: float = 0.0
     traceback: str = ""
     error: BaseException | None = None
 
@@ -193,6 +197,7 @@ class RankPool:
                 limit = min(limit, time.monotonic() + GRACE_S)
         stacks = _stacks(busy)
         if failures:
+            failures = dict(sorted(failures.items(), key=lambda item: item[1].failed_at))
             first = next(iter(failures.values()))
             raise RankError(_describe(failures, outputs, stacks), failures) from first.error
         if busy:
@@ -303,7 +308,14 @@ def _pack(function: Callable[..., object], args: tuple[object, ...]) -> tuple[by
 
 def _failure(rank: int, answer: Answer) -> RankFailure:
     error = None if answer.value is None else pickle.loads(answer.value)  # noqa: S301  # from our own process
-    return RankFailure(rank=rank, kind=answer.kind, message=answer.message, traceback=answer.traceback, error=error)
+    return RankFailure(
+        rank=rank,
+        kind=answer.kind,
+        message=answer.message,
+        failed_at=answer.failed_at,
+        traceback=answer.traceback,
+        error=error,
+    )
 
 
 def _stacks(busy: dict[int, _Worker]) -> dict[int, str]:

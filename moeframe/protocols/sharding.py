@@ -61,6 +61,9 @@ class Unit:
 
     A parameter belongs to the innermost unit above it. `roles` are the roles that occur directly in the unit. A unit
     with `high_precision` computes with its parameters in at least float32 (the router).
+
+    A unit is run by calling its module, on every rank in every micro-batch. The module takes and returns differentiable
+    tensors as they are or in tuples, lists and dicts, and returns none as a view, so that a strategy finds them.
     """
 
     name: str
@@ -160,6 +163,18 @@ class ShardedModel(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave, on this or another layout."""
+        ...
+
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer that `optimizer` made: for each parameter name its tensors, by key.
+
+        Tensors of a parameter's shape have its global shape and lie as in `state_dict`; the step count is a scalar.
+        All keys exist before the first step too, so that the result can be loaded into.
+        """
+        ...
+
+    def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        """Take over what `optimizer_state_dict` gave, on this or another layout."""
         ...
 
 

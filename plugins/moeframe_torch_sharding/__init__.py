@@ -1,1 +1,1 @@
-"""First-party plugin."""
+"""Sharding strategies on torch: `replicate` (whole parameters) and `fsdp2` (torch's fully_shard)."""

@@ -1,0 +1,125 @@
+"""`fsdp2`: parameters, gradients and optimizer state sharded by torch's fully_shard."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import Shard
+
+from moeframe.errors import ContractError
+from moeframe.protocols.precision import Precision
+from moeframe.protocols.sharding import Meshes, ModelPlan, Sharding, Unit
+from moeframe_torch_sharding.laid_out import LaidOutModel
+from moeframe_torch_sharding.options import Fsdp2Options
+from moeframe_torch_sharding.replicate import ReplicatedModel
+from moeframe_torch_sharding.units import require_plan_fits, unit_module
+
+__all__ = ["Fsdp2", "Fsdp2Model", "expert_shard_dim"]
+
+
+def expert_shard_dim(shape: tuple[int, ...], ranks: int) -> int:
+    """Return the dimension along which a local expert stack is cut into `ranks` pieces.
+
+    Whole experts when they divide, else the next dimension when that divides, else whole experts unevenly: fully_shard
+    cuts unevenly along dimension 0 only.
+    """
+    if shape[0] % ranks and len(shape) > 1 and shape[1] % ranks == 0:
+        return 1
+    return 0
+
+
+class Fsdp2Model(LaidOutModel):
+    """Dense parameters are sharded over all data ranks, experts over their replicas.
+
+    Gradients are summed into shards during each backward. Between `finish_gradients` and the next forward, and while
+    state is loaded, no gathered weights exist that could be out of date.
+    """
+
+    dense_axis: ClassVar[str | None] = "dp"
+    expert_axis: ClassVar[str | None] = "dp"
+
+    def finish_gradients(self) -> None:
+        """Free gathered weights; give zeros to parameters that no micro-batch used."""
+        self._drop_gathered()
+        super().finish_gradients()
+
+    def _drop_gathered(self) -> None:
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+class Fsdp2(Sharding):
+    """Lays a model out with one fully_shard call for each unit of its plan.
+
+    Every rank must run every unit in every micro-batch: a unit's gather and its reduction are collective. A unit's
+    forward takes and returns its differentiable tensors as tensors, tuples, lists or dicts, and none as a view: that is
+    where fully_shard hangs its backward hooks.
+    """
+
+    def __init__(self, options: Fsdp2Options) -> None:
+        self._options = options
+
+    def shard(
+        self, model: nn.Module, plan: ModelPlan, mesh: Meshes, precision: Precision
+    ) -> Fsdp2Model | ReplicatedModel:
+        """Materialise and shard unit by unit; no more than one unit is whole at a time.
+
+        One process without a process group has nothing to share: its only shard is the whole model.
+        """
+        require_plan_fits(model, plan)
+        if mesh.group("dp") is None:
+            for unit in plan.units:
+                plan.materialize(unit.name, mesh.device)
+            return ReplicatedModel(model, plan, mesh, precision, bucket_bytes=0)
+        with_parameters = [unit.name for unit in plan.units[:-1] if unit.parameters]
+        for unit in plan.units:
+            plan.materialize(unit.name, mesh.device)
+            if unit.parameters or not unit.name:
+                # The backward of the last unit follows its forward at once, so freeing its weights would save nothing.
+                self._fully_shard(model, unit, mesh, precision, is_last=unit.name in ("", *with_parameters[-1:]))
+        _make_root(model)
+        return Fsdp2Model(model, plan, mesh, precision)
+
+    def _fully_shard(self, model: nn.Module, unit: Unit, mesh: Meshes, precision: Precision, *, is_last: bool) -> None:
+        holds_experts = "expert" in unit.roles
+        if holds_experts and len(unit.roles) > 1:
+            raise ContractError(
+                f"Unit {unit.name!r} holds parameters of the roles {sorted(unit.roles)}. Experts are sharded over "
+                "other ranks than the rest, so they need a unit of their own."
+            )
+        edp = mesh.size("edp")
+        wanted = self._options.reshards_experts if holds_experts else self._options.reshard_after_forward
+        sharded = fully_shard(
+            unit_module(model, unit),
+            mesh=mesh.mesh("edp" if holds_experts else "dp"),
+            reshard_after_forward=wanted and not is_last,
+            shard_placement_fn=(lambda p: Shard(expert_shard_dim(tuple(p.shape), edp))) if holds_experts else None,
+            # Modules choose their own input dtypes: gates stay in float32 beside activations in bfloat16.
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=precision.dtype("high" if unit.high_precision else "compute"),
+                reduce_dtype=precision.dtype("reduce"),
+                cast_forward_inputs=False,
+            ),
+        )
+        # A plain sum, by an operation that gloo has too.
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _make_root(model: nn.Module) -> None:
+    """Let `model` be the root of all its units, before anything runs.
+
+    The first sharded module to run becomes the root of what lies below it, so a schedule that calls phases alone would
+    make each its own root. Running an empty method of `model` as a forward settles it, by public means only.
+    Collective: it gathers the parameters that belong to the root itself.
+    """
+    name = "_claim_root"
+    setattr(model, name, lambda: None)
+    register_fsdp_forward_method(model, name)
+    getattr(model, name)()
+    delattr(model, name)
+    assert isinstance(model, FSDPModule)
+    model.reshard()

@@ -42,12 +42,12 @@ class ScheduleContext:
 class StepResult:
     """Sums over this rank's micro-batches; zeros on a rank without the last stage. float32 or float64 scalars.
 
-    `ce_sum` and `mtp_sum` are sums of cross-entropies over tokens, not divided by anything. The token counts that they
-    belong to are agreed by all ranks before the first backward, so they are not repeated here.
+    `ce_sum` () and `mtp_sums` (MTP depths,) are sums of cross-entropies over tokens, not divided by anything. The token
+    counts that they belong to are agreed by all ranks before the first backward, so they are not repeated here.
     """
 
     ce_sum: torch.Tensor
-    mtp_sum: torch.Tensor
+    mtp_sums: torch.Tensor
 
 
 @runtime_checkable
@@ -80,6 +80,10 @@ class Schedule(Protocol):
 
     def run_step(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> StepResult:
         """Run forward and backward of every micro-batch through this rank's stages; gradients accumulate."""
+        ...
+
+    def run_evaluation(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> StepResult:
+        """Run only the forward of every micro-batch, without gradients."""
         ...
 
     def plan(self, num_stages: int, num_micro_batches: int) -> Plan:

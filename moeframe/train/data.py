@@ -14,7 +14,7 @@ import torch
 from moeframe.errors import UserInputError
 from moeframe.protocols.data import IGNORED, Dataset, MicroBatch, TokenSequence
 
-__all__ = ["BatchPlan", "DataOrder", "make_micro_batch", "require_enough"]
+__all__ = ["BatchPlan", "DataOrder", "make_micro_batch", "padding_sequence", "require_enough"]
 
 
 class DataOrder:
@@ -85,6 +85,13 @@ def require_enough(dataset: Dataset, *, name: str, steps: int, global_batch_size
             f"{global_batch_size} need {steps * global_batch_size}, and data.repeat is false. Use "
             f"train.steps={have // global_batch_size} or data.repeat=true."
         )
+
+
+def padding_sequence(seq_len: int) -> TokenSequence:
+    """Return a sequence that counts nowhere; it fills up a rank's last batch."""
+    return TokenSequence(
+        tokens=numpy.zeros(seq_len + 1, dtype=numpy.int64), padding=numpy.ones(seq_len + 1, dtype=numpy.bool_)
+    )
 
 
 def _shifted(tokens: torch.Tensor, there: torch.Tensor, ahead: int) -> torch.Tensor:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from moeframe import trace
 from moeframe.errors import ContractError
 from moeframe.protocols.data import MicroBatch
 from moeframe.protocols.schedule import Schedule, Stage, StepResult
 from moeframe.schedule.actions import Action, Plan
+
+
+def _only(stages: Sequence[Stage]) -> Stage:
+    if len(stages) != 1 or stages[0].num_stages != 1:
+        raise ContractError(f"accumulate runs one stage that is the whole model, not {len(stages)}.")
+    return stages[0]
 
 
 class Accumulate(Schedule):
@@ -20,13 +28,20 @@ class Accumulate(Schedule):
         Raises:
             ContractError: there is not exactly one stage.
         """
-        if len(stages) != 1 or stages[0].num_stages != 1:
-            raise ContractError(f"accumulate runs one stage that is the whole model, not {len(stages)}.")
-        (stage,) = stages
+        stage = _only(stages)
         for number, micro_batch in enumerate(micro_batches):
             with trace.at(micro_batch=number, stage=0):
                 output = stage.forward(None, micro_batch)
                 stage.loss(output, micro_batch).backward()  # type: ignore[no-untyped-call]
+        return stage.result()
+
+    def run_evaluation(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> StepResult:
+        """Run the forward of every micro-batch, without gradients."""
+        stage = _only(stages)
+        with torch.no_grad():
+            for number, micro_batch in enumerate(micro_batches):
+                with trace.at(micro_batch=number, stage=0):
+                    stage.loss(stage.forward(None, micro_batch), micro_batch)
         return stage.result()
 
     def plan(self, num_stages: int, num_micro_batches: int) -> Plan:

@@ -1,0 +1,204 @@
+"""From a recipe to a job, one line a step. Read this file first: it tells the whole story.
+
+recipe -> checked recipe -> plugins -> composition -> processes -> mesh -> model -> shards -> schedule -> data -> loop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import torch
+
+from moeframe.config.compose import Composition, compose
+from moeframe.config.load import LoadedRecipe, load_recipe, with_overrides
+from moeframe.config.schema import Recipe
+from moeframe.hooks.catalog import Catalog
+from moeframe.hooks.manager import PluginHost, build_plugin_manager
+from moeframe.launch.environment import World, detect
+from moeframe.launch.group import choose_device, joined
+from moeframe.mesh.build import build_meshes
+from moeframe.model.deepseek_v3 import DeepSeekV3, ModelStage
+from moeframe.model.hf_load import HfSource
+from moeframe.model.plan import build_plan
+from moeframe.protocols.compute import Compute, ComputeContext
+from moeframe.protocols.data import Dataset, DatasetContext
+from moeframe.protocols.dispatcher import Dispatcher, DispatcherContext
+from moeframe.protocols.schedule import Schedule, ScheduleContext, Stage
+from moeframe.protocols.sharding import AdamWSettings, Meshes, ShardedModel
+from moeframe.train.data import require_enough
+from moeframe.train.run_directory import RunDirectory
+from moeframe.train.trainer import Summary, Trainer
+
+__all__ = ["Job", "assemble"]
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A composed job on this rank, ready to train. A context manager: leaving it frees buffers and process groups."""
+
+    recipe: Recipe
+    composition: Composition
+    host: PluginHost
+    world: World
+    meshes: Meshes
+    dispatcher: Dispatcher
+    model: DeepSeekV3
+    sharded: ShardedModel
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    stages: Sequence[Stage]
+    train_data: Dataset
+    validation_data: Dataset
+    _open: ExitStack
+
+    def train(self, run_dir: Path | None = None, *, progress: bool = True) -> Summary:
+        """Run every step of the recipe; rank 0 writes metrics.jsonl when `run_dir` is an existing run directory."""
+        return Trainer(self, None if run_dir is None else RunDirectory(run_dir), progress=progress).run()
+
+    def __enter__(self) -> Self:
+        """Return the job."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Free what the job holds."""
+        self._open.__exit__(kind, error, at)
+
+
+def assemble(
+    recipe: str | Path | Recipe | LoadedRecipe,
+    *,
+    enable_deepep: bool | None = None,
+    plugins: Sequence[str] = (),
+) -> Job:
+    """Compose a recipe into a job on this rank.
+
+    Every process of the job calls this; `moeframe run`, torchrun or Slurm start them. A recipe for one process needs no
+    launcher.
+
+    Args:
+        recipe: a recipe file, or a recipe already loaded.
+        enable_deepep: overrides the recipe's `dispatcher.enable_deepep`: true demands a fused dispatcher, false one
+            that is not fused, None leaves the recipe's own demand. Selects nothing.
+        plugins: modules of plugins that are not installed, by name.
+
+    Raises:
+        RecipeError: the recipe is wrong, or its parts do not fit together; holds every problem.
+        PluginError: a plugin is broken or a backend is not to be had.
+        TopologyError: this process is not one of as many as the recipe wants.
+    """
+    loaded = _loaded(recipe, enable_deepep)
+    host = build_plugin_manager(plugins, wanted=loaded.recipe.backends)
+    world = detect()
+    device = choose_device(loaded.recipe.launch.device, world)
+    composition = compose(loaded, Catalog(host), world_size=world.world_size, device_kind=device.type)
+    return _build(composition, host, world, device)
+
+
+def _build(composition: Composition, host: PluginHost, world: World, device: torch.device) -> Job:
+    """Build every part, each from the ones before it."""
+    recipe, precision = composition.recipe, composition.precision
+    with ExitStack() as stack:
+        stack.enter_context(joined(world, device))
+        meshes = build_meshes(composition.degrees, device)
+        dispatcher = composition.dispatcher.build(_dispatcher_context(composition, meshes))
+        stack.callback(dispatcher.release)
+        compute = composition.compute.build(ComputeContext(precision=precision, device=device))
+        model = _model(recipe, compute, dispatcher, meshes)
+        plan = build_plan(model, seed=recipe.train.seed, precision=precision, source=_weights(recipe))
+        sharded = composition.sharding.build().shard(model, plan, meshes, precision)
+        optimizer = sharded.optimizer(_optimizer_settings(recipe))
+        schedule = composition.schedule.build(_schedule_context(composition, meshes))
+        train_data, validation_data = _data(composition, "train"), _data(composition, "validation")
+        _require_data(recipe, train_data, validation_data)
+        return Job(
+            recipe=recipe,
+            composition=composition,
+            host=host,
+            world=world,
+            meshes=meshes,
+            dispatcher=dispatcher,
+            model=model,
+            sharded=sharded,
+            optimizer=optimizer,
+            schedule=schedule,
+            stages=[ModelStage(model)],
+            train_data=train_data,
+            validation_data=validation_data,
+            _open=stack.pop_all(),
+        )
+
+
+def _loaded(recipe: str | Path | Recipe | LoadedRecipe, enable_deepep: bool | None) -> LoadedRecipe:  # noqa: FBT001
+    loaded = load_recipe(recipe) if isinstance(recipe, str | Path) else LoadedRecipe.of(recipe)
+    if enable_deepep is None:
+        return loaded
+    return with_overrides(loaded, {"dispatcher.enable_deepep": enable_deepep}, origin="assemble(enable_deepep=...)")
+
+
+def _dispatcher_context(composition: Composition, meshes: Meshes) -> DispatcherContext:
+    recipe = composition.recipe
+    return DispatcherContext(
+        ep_axis="ep",
+        ep_size=meshes.size("ep"),
+        ep_rank=meshes.rank("ep"),
+        ep_group=meshes.group("ep"),
+        num_experts=recipe.model.n_routed_experts,
+        hidden_size=recipe.model.hidden_size,
+        top_k=recipe.model.num_experts_per_tok,
+        max_tokens=recipe.train.micro_batch_size * recipe.train.seq_len,
+        dtype=composition.precision.dtype("compute"),
+        device=meshes.device,
+    )
+
+
+def _model(recipe: Recipe, compute: Compute, dispatcher: Dispatcher, meshes: Meshes) -> DeepSeekV3:
+    """Build this rank's part of the model without memory; the sharding strategy fills it unit by unit."""
+    with torch.device("meta"):
+        return DeepSeekV3(
+            recipe.model, compute, dispatcher, ep_size=meshes.size("ep"), ep_rank=meshes.rank("ep")
+        )
+
+
+def _weights(recipe: Recipe) -> HfSource | None:
+    return None if recipe.model.init_from is None else HfSource(Path(recipe.model.init_from), recipe.model)
+
+
+def _optimizer_settings(recipe: Recipe) -> AdamWSettings:
+    chosen = recipe.optimizer
+    return AdamWSettings(lr=chosen.lr, betas=chosen.betas, eps=chosen.eps, weight_decay=chosen.weight_decay)
+
+
+def _schedule_context(composition: Composition, meshes: Meshes) -> ScheduleContext:
+    return ScheduleContext(
+        pp_size=meshes.size("pp"),
+        pp_rank=meshes.rank("pp"),
+        num_micro_batches=composition.num_micro_batches,
+    )
+
+
+def _data(composition: Composition, split: Literal["train", "validation"]) -> Dataset:
+    recipe = composition.recipe
+    return composition.data.build(
+        DatasetContext(
+            seq_len=recipe.train.seq_len,
+            vocab_size=recipe.model.vocab_size,
+            seed=recipe.train.seed,
+            split=split,
+            num_experts=recipe.model.n_routed_experts,
+            top_k=recipe.model.num_experts_per_tok,
+        )
+    )
+
+
+def _require_data(recipe: Recipe, train_data: Dataset, validation_data: Dataset) -> None:
+    train, data = recipe.train, recipe.data
+    require_enough(
+        train_data, name=data.name, steps=train.steps, global_batch_size=train.global_batch_size, repeat=data.repeat
+    )
+    if train.eval_every:
+        require_enough(validation_data, name=f"{data.name} (validation)", steps=1, global_batch_size=1, repeat=True)

@@ -1,0 +1,158 @@
+"""The numbers of a step, global: sums over all ranks, never a mean of means."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moeframe.protocols.data import IGNORED, MicroBatch
+from moeframe.protocols.schedule import StepResult
+
+__all__ = ["LayerCounts", "MetricsFile", "StepTokens", "agree_on_tokens", "gather_losses", "peak_memory_bytes"]
+
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "B200": 2250e12}
+"""Dense bfloat16 peak of one device by a part of its name, FLOP/s (vendor data sheets)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTokens:
+    """What all ranks agreed on before the first backward. `stop` is the signal that ends the job, 0: go on."""
+
+    loss_tokens: int
+    mtp_tokens: tuple[int, ...]
+    valid_tokens: int
+    stop: int
+
+
+def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def agree_on_tokens(
+    micro_batches: list[MicroBatch], *, mtp_depth: int, copies: int, device: torch.device, stop: int = 0
+) -> StepTokens:
+    """Count the tokens of the whole step over all ranks, and agree on stopping.
+
+    Args:
+        micro_batches: this rank's.
+        mtp_depth: number of MTP modules.
+        copies: ranks that see the same micro-batches (pipeline ranks); the counts are divided by it.
+        device: where collectives run.
+        stop: the signal this process received, 0 for none. SIGTERM on any rank goes before SIGINT.
+
+    Blocks the host once.
+    """
+    local = torch.zeros(2 + mtp_depth + 2, dtype=torch.int64, device=device)
+    for batch in micro_batches:
+        local[0] += (batch.targets != IGNORED).sum()
+        local[1] += batch.input_ids.numel() if batch.valid is None else batch.valid.sum()
+        for depth, targets in enumerate(batch.mtp_targets):
+            local[2 + depth] += (targets != IGNORED).sum()
+    local[-2] += stop == signal.SIGINT
+    local[-1] += stop == signal.SIGTERM
+    loss_tokens, valid_tokens, *rest = _sum_over_ranks(local).tolist()
+    *mtp_tokens, interrupts, terminations = rest
+    return StepTokens(
+        loss_tokens=loss_tokens // copies,
+        valid_tokens=valid_tokens // copies,
+        mtp_tokens=tuple(count // copies for count in mtp_tokens),
+        stop=signal.SIGTERM if terminations else signal.SIGINT if interrupts else 0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCounts:
+    """Counters of one step over all ranks.
+
+    `tokens_per_expert` (MoE layers, experts) int64, `balance_sum` sum over sequences of tokens x balance loss, `dropped`
+    assignments that no expert took.
+    """
+
+    tokens_per_expert: torch.Tensor
+    balance_sum: float
+    dropped: int
+
+    @property
+    def max_violation(self) -> float:
+        """Largest max(load) / mean(load) - 1 of any layer (report, section 4.5.3); 0 without MoE layers."""
+        load = self.tokens_per_expert.double()
+        if not load.numel() or not bool(load.sum()):
+            return 0.0
+        return float((load.amax(1) / load.mean(1).clamp_min(1e-30)).max()) - 1.0
+
+    @property
+    def dead_experts(self) -> int:
+        """Experts of all layers together that no token of the step went to."""
+        return int((self.tokens_per_expert == 0).sum())
+
+
+def gather_losses(
+    result: StepResult, tokens_per_expert: torch.Tensor, balance_sum: torch.Tensor, dropped: torch.Tensor
+) -> tuple[float, tuple[float, ...], LayerCounts, torch.Tensor]:
+    """Sum losses and counters over all ranks in one collective.
+
+    Args:
+        result: of this rank's step; zeros on a rank without the last stage.
+        tokens_per_expert: (MoE layers, experts) int64 of this rank's tokens, zeros for layers of other stages.
+        balance_sum: () sum over this rank's layers.
+        dropped: () int64.
+
+    Returns:
+        The global sum of cross-entropies, that of each MTP depth, the counters on the host, and the global
+        tokens_per_expert on the device. Blocks the host once.
+    """
+    parts = [result.ce_sum.reshape(1), result.mtp_sums.reshape(-1), balance_sum.reshape(1), dropped.reshape(1)]
+    packed = torch.cat([part.detach().double() for part in [*parts, tokens_per_expert.reshape(-1)]])
+    _sum_over_ranks(packed)  # counts are exact in float64 up to 2**53
+    depth = result.mtp_sums.numel()
+    counts = packed[3 + depth :].round().to(torch.int64).reshape(tokens_per_expert.shape)
+    ce_sum, *rest = packed[: 3 + depth].tolist()
+    layers = LayerCounts(tokens_per_expert=counts.cpu(), balance_sum=rest[-2], dropped=round(rest[-1]))
+    return ce_sum, tuple(rest[:-2]), layers, counts
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the largest peak of any rank: allocated device memory on a GPU, resident memory of the process on a CPU."""
+    if device.type == "cuda":
+        own = torch.cuda.max_memory_allocated(device)
+    else:
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.tensor(own, dtype=torch.int64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    return int(peak)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the device's dense bfloat16 peak in FLOP/s, None when it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+class MetricsFile:
+    """metrics.jsonl: one line a step, whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        """Append to `path`."""
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one line and hand it to the system."""
+        self._file.write(json.dumps(metrics) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,255 @@
+"""The loop: one step after the other, the same on every rank."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moeframe import trace
+from moeframe.model.counts import flops_per_token
+from moeframe.protocols.data import MicroBatch, TokenSequence
+from moeframe.train.data import BatchPlan, DataOrder, make_micro_batch, padding_sequence
+from moeframe.train.learning_rate import learning_rate
+from moeframe.train.metrics import (
+    MetricsFile,
+    StepTokens,
+    agree_on_tokens,
+    gather_losses,
+    peak_flops,
+    peak_memory_bytes,
+)
+from moeframe.train.progress import Progress
+
+if TYPE_CHECKING:
+    from moeframe.train.assemble import Job
+    from moeframe.train.run_directory import RunDirectory
+
+__all__ = ["Summary", "Trainer"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run ended. `stopped_by` is the signal that ended it early, 0 if it reached its last step."""
+
+    steps_done: int
+    metrics: dict[str, Any]
+    validation_loss: float | None
+    seconds: float
+    stopped_by: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
+        return asdict(self)
+
+
+class Trainer:
+    """Trains a job. Rank 0 writes metrics.jsonl and shows progress; all ranks compute the same numbers."""
+
+    def __init__(self, job: Job, run_dir: RunDirectory | None = None, *, progress: bool = True) -> None:
+        """Prepare the loop. Without a run directory nothing is written."""
+        self._job = job
+        recipe, meshes = job.recipe, job.meshes
+        self._train = recipe.train
+        first = job.world.rank == 0
+        self._metrics_file = MetricsFile(run_dir.metrics_file) if run_dir is not None and first else None
+        self._progress = Progress(self._train.steps) if progress and first else None
+        self._batches = BatchPlan(
+            global_batch_size=self._train.global_batch_size,
+            micro_batch_size=self._train.micro_batch_size,
+            data_rank=meshes.rank("dp"),
+            data_ranks=meshes.size("dp"),
+        )
+        self._order = DataOrder(job.train_data.num_sequences, self._train.seed)
+        self._depth = recipe.model.num_nextn_predict_layers
+        self._flops = flops_per_token(recipe.model, self._train.seq_len)
+        self._stop = 0
+
+    def run(self) -> Summary:
+        """Train to the last step, or until a signal; validate at the end when the recipe asks for it.
+
+        SIGINT and SIGTERM set a flag that all ranks agree on at the next step boundary.
+        """
+        started = time.monotonic()
+        metrics: dict[str, Any] = {}
+        validation: float | None = None
+        done = 0
+        with self._listening_to_signals():
+            while done < self._train.steps:
+                outcome = self.step(done)
+                if isinstance(outcome, int):
+                    return self._summary(done, metrics, validation, started, stopped_by=outcome)
+                done += 1
+                metrics = outcome
+                every = self._train.eval_every
+                if every and (done % every == 0 or done == self._train.steps):
+                    validation = self.evaluate()
+                    metrics["validation_loss"] = validation
+                self._report(done, metrics)
+        return self._summary(done, metrics, validation, started, stopped_by=0)
+
+    def step(self, step: int) -> dict[str, Any] | int:
+        """Run optimizer step number `step`, counted from 0.
+
+        Returns:
+            The metrics of the step, or the signal that all ranks agreed to stop for, before anything was computed.
+        """
+        job, device = self._job, self._job.meshes.device
+        begun = time.perf_counter()
+        with trace.at(step=step + 1):
+            with trace.span(phase="data"):
+                micro_batches = self._micro_batches(step)
+                tokens = self._agree(micro_batches, stop=self._stop)
+            if tokens.stop:
+                return tokens.stop
+            self._begin_step(tokens)
+            result = job.schedule.run_step(job.stages, micro_batches)
+            with trace.span(phase="gradients"):
+                job.sharded.finish_gradients()
+                norm = job.sharded.clip_(job.recipe.optimizer.clip_grad_norm)
+            with trace.span(phase="optimizer"):
+                rate = learning_rate(job.recipe.optimizer.lr, job.recipe.optimizer.lr_schedule, step)
+                for group in job.optimizer.param_groups:
+                    group["lr"] = rate
+                job.optimizer.step()
+                job.optimizer.zero_grad(set_to_none=True)
+                counters = job.model.take_counters()
+                ce_sum, mtp_sums, layers, counts = gather_losses(
+                    result, counters.tokens_per_expert, counters.balance_sum, counters.dropped
+                )
+                job.model.update_expert_bias(counts)
+            ce_loss = ce_sum / tokens.loss_tokens
+            mtp_loss = self._mtp_mean(mtp_sums, tokens)
+            balance_loss = layers.balance_sum / max(1, tokens.valid_tokens)
+            grad_norm = float(norm)  # waits for the device, so the time below is the whole step's
+            elapsed = time.perf_counter() - begun
+            return {
+                "step": step + 1,
+                "loss": ce_loss + job.recipe.model.mtp_loss_weight * mtp_loss + balance_loss,
+                "ce_loss": ce_loss,
+                "balance_loss": balance_loss,
+                "mtp_loss": mtp_loss,
+                "grad_norm": grad_norm,
+                "lr": rate,
+                "tokens": tokens.valid_tokens,
+                "tokens_per_second": tokens.valid_tokens / elapsed,
+                "step_ms": elapsed * 1e3,
+                "mfu": self._mfu(tokens.valid_tokens / elapsed),
+                "max_violation": layers.max_violation,
+                "dead_experts": layers.dead_experts,
+                "dropped_tokens": layers.dropped,
+                "peak_memory_bytes": peak_memory_bytes(device),
+                "time": datetime.now(tz=UTC).isoformat(),
+            }
+
+    def evaluate(self) -> float:
+        """Return the mean cross-entropy on held-out sequences, in nats per token, the same on every rank."""
+        job = self._job
+        with trace.span(phase="evaluate"), self._evaluating():
+            micro_batches = list(self._validation_batches())
+            tokens = self._agree(micro_batches)
+            self._begin_step(tokens)
+            result = job.schedule.run_evaluation(job.stages, micro_batches)
+            counters = job.model.take_counters()
+            ce_sum, *_ = gather_losses(result, counters.tokens_per_expert, counters.balance_sum, counters.dropped)
+        return ce_sum / tokens.loss_tokens
+
+    def _agree(self, micro_batches: list[MicroBatch], stop: int = 0) -> StepTokens:
+        meshes = self._job.meshes
+        return agree_on_tokens(
+            micro_batches, mtp_depth=self._depth, copies=meshes.size("pp"), device=meshes.device, stop=stop
+        )
+
+    def _begin_step(self, tokens: StepTokens) -> None:
+        self._job.model.step_state.begin(
+            loss_tokens=tokens.loss_tokens, mtp_tokens=tokens.mtp_tokens, valid_tokens=tokens.valid_tokens
+        )
+
+    def _micro_batches(self, step: int) -> list[MicroBatch]:
+        data = self._job.train_data
+        return [
+            self._stack([data.sequence(self._order.index(position)) for position in positions])
+            for positions in self._batches.positions(step)
+        ]
+
+    def _validation_batches(self) -> Iterator[MicroBatch]:
+        """Yield this rank's share; every rank has the same number of batches, filled up with padding."""
+        data, size = self._job.validation_data, self._train.micro_batch_size
+        wanted = min(self._train.eval_sequences, data.num_sequences)
+        ranks = self._job.meshes.size("dp")
+        rounds = -(-wanted // (ranks * size))
+        for number in range(rounds):
+            start = (number * ranks + self._job.meshes.rank("dp")) * size
+            yield self._stack(
+                [
+                    data.sequence(index) if index < wanted else padding_sequence(self._train.seq_len)
+                    for index in range(start, start + size)
+                ]
+            )
+
+    def _stack(self, sequences: list[TokenSequence]) -> MicroBatch:
+        return make_micro_batch(sequences, mtp_depth=self._depth, device=self._job.meshes.device)
+
+    @staticmethod
+    def _mtp_mean(sums: tuple[float, ...], tokens: StepTokens) -> float:
+        """Return the mean over depths of each depth's mean (report, equation 25); 0 without MTP."""
+        means = [total / count for total, count in zip(sums, tokens.mtp_tokens, strict=True) if count]
+        return sum(means) / len(sums) if sums else 0.0
+
+    def _mfu(self, tokens_per_second: float) -> float | None:
+        peak = peak_flops(self._job.meshes.device)
+        return None if peak is None else tokens_per_second * self._flops / (peak * self._job.world.world_size)
+
+    def _report(self, step: int, metrics: dict[str, Any]) -> None:
+        if self._metrics_file is not None:
+            self._metrics_file.write(metrics)
+        if self._progress is not None:
+            self._progress.step(step, metrics)
+        if self._job.world.rank == 0:
+            self._job.host.call_each("moeframe_on_step_end", step=step, metrics=metrics)
+
+    def _summary(
+        self, done: int, metrics: dict[str, Any], validation: float | None, started: float, *, stopped_by: int
+    ) -> Summary:
+        if self._progress is not None:
+            self._progress.close()
+        if self._metrics_file is not None:
+            self._metrics_file.close()
+        return Summary(
+            steps_done=done,
+            metrics=metrics,
+            validation_loss=validation,
+            seconds=time.monotonic() - started,
+            stopped_by=stopped_by,
+        )
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self._job.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._job.model.train()
+
+    @contextmanager
+    def _listening_to_signals(self) -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+            self._stop = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

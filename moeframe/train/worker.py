@@ -1,0 +1,100 @@
+"""One rank of a job: join, assemble, train, and say why when it fails."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from moeframe import trace
+from moeframe.errors import MoeframeError
+from moeframe.launch.environment import World, detect
+from moeframe.train.assemble import Job, assemble
+from moeframe.train.failure import write_failure
+from moeframe.train.run_directory import RunDirectory
+from moeframe.train.trainer import Summary
+
+__all__ = ["main", "work"]
+
+logger = logging.getLogger(__name__)
+
+
+def _log_to(run_dir: RunDirectory, rank: int) -> None:
+    handler = logging.FileHandler(run_dir.log_dir / f"rank-{rank}.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+
+
+def work(run_dir: RunDirectory, plugins: Sequence[str] = ()) -> Summary:
+    """Train the recipe of a run directory on this rank.
+
+    A failure is written to the run directory and to this rank's log, with its place and traceback, before it is raised.
+    """
+    world = detect()
+    _log_to(run_dir, world.rank)
+    job: Job | None = None
+    try:
+        with assemble(run_dir.recipe_file, plugins=plugins) as job:
+            _record(run_dir, job)
+            job.host.call_each(
+                "moeframe_on_run_start",
+                recipe=job.recipe,
+                run_dir=run_dir.path,
+                rank=world.rank,
+                world_size=world.world_size,
+            )
+            summary = job.train(run_dir.path)
+            if not summary.stopped_by:
+                job.host.call_each(
+                    "moeframe_on_run_end",
+                    run_dir=run_dir.path,
+                    rank=world.rank,
+                    summary={**summary.metrics, "validation_loss": summary.validation_loss},
+                )
+            return summary
+    except BaseException as error:
+        place = trace.current()
+        logger.exception("rank %d failed at %s", world.rank, place)
+        write_failure(run_dir.failure_file(world.rank), error, rank=world.rank, place=place)
+        if job is not None:
+            job.host.report_failure(error, place, world.rank)
+        raise
+
+
+def _record(run_dir: RunDirectory, job: Job) -> None:
+    """Write ranks.json and environment.json; collective."""
+    own = RunDirectory.describe_rank(job.world)
+    ranks = [own] * job.world.world_size
+    if dist.is_initialized():
+        dist.all_gather_object(ranks, own)
+    if job.world.rank == 0:
+        run_dir.write_json("ranks.json", ranks)
+        device = str(job.meshes.device.type)
+        run_dir.write_environment(job.world, device=device, plugins=job.host.distributions())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one rank that `moeframe run` started: ``python -m moeframe.train.worker RUN_DIR [PLUGIN ...]``.
+
+    Returns:
+        The exit code. Errors are in the run directory; the launching process prints them.
+    """
+    path, *plugins = arguments
+    run_dir = RunDirectory(Path(path))
+    try:
+        summary = work(run_dir, plugins)
+    except MoeframeError as error:
+        return error.exit_code
+    except Exception:  # noqa: BLE001
+        return 1
+    if detect().rank == 0:
+        run_dir.write_json("summary.json", summary.as_json())
+    return 128 + summary.stopped_by if summary.stopped_by else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from moeframe.protocols.data import MicroBatch
+from moeframe.protocols.schedule import StepResult
+from moeframe.train.metrics import LayerCounts, MetricsFile, agree_on_tokens, gather_losses
+
+CPU = torch.device("cpu")
+
+
+def batch(targets: list[list[int]]) -> MicroBatch:
+    tensor = torch.tensor(targets)
+    return MicroBatch(input_ids=torch.zeros_like(tensor), targets=tensor, mtp_targets=(tensor,))
+
+
+def agree(rank_targets: list[list[list[int]]], stops: list[int]) -> tuple[int, int, int]:
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    tokens = agree_on_tokens(
+        [batch(rank_targets[rank])], mtp_depth=1, copies=1, device=CPU, stop=stops[rank]
+    )
+    assert tokens.mtp_tokens == (tokens.loss_tokens,)
+    return tokens.loss_tokens, tokens.valid_tokens, tokens.stop
+
+
+def test_token_counts_are_global_and_leave_out_what_counts_nowhere(ranks) -> None:
+    results = ranks.run(agree, [[[1, 2, -100]], [[-100, -100, 5]]], [0, 0], world_size=2)
+    assert results == [(3, 6, 0), (3, 6, 0)]
+
+
+@pytest.mark.parametrize(
+    ("stops", "agreed"),
+    [([0, signal.SIGTERM], signal.SIGTERM), ([signal.SIGINT, 0], signal.SIGINT), ([2, 15], signal.SIGTERM)],
+)
+def test_one_signalled_rank_stops_all(ranks, stops: list[int], agreed: int) -> None:
+    results = ranks.run(agree, [[[1]], [[1]]], [int(stop) for stop in stops], world_size=2)
+    assert [stop for _, _, stop in results] == [agreed, agreed]
+
+
+def sums() -> tuple[float, tuple[float, ...], float, int, list[list[int]]]:
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    result = StepResult(ce_sum=torch.tensor([2.0, 90.0][rank]), mtp_sums=torch.tensor([[1.0], [2.0]][rank]))
+    counts = torch.tensor([[[6, 2, 0, 0]], [[0, 2, 2, 4]]][rank])
+    ce, mtp, layers, on_device = gather_losses(result, counts, torch.tensor(0.5), torch.tensor(1))
+    assert on_device.tolist() == layers.tokens_per_expert.tolist()
+    return ce, mtp, layers.balance_sum, layers.dropped, on_device.tolist()
+
+
+def test_c33_sums_are_added_over_ranks_never_averaged(ranks) -> None:
+    results = ranks.run(sums, world_size=2)
+    assert results[0] == results[1] == (92.0, (3.0,), 1.0, 2, [[6, 4, 2, 4]])
+    assert results[0][0] / (1 + 9) == 9.2
+
+
+def test_expert_load_is_named_by_its_worst_layer() -> None:
+    counts = LayerCounts(tokens_per_expert=torch.tensor([[4, 4], [6, 2], [8, 0]]), balance_sum=0.0, dropped=0)
+    assert counts.max_violation == 1.0
+    assert counts.dead_experts == 1
+
+
+def test_a_model_without_moe_layers_has_no_violation() -> None:
+    counts = LayerCounts(tokens_per_expert=torch.zeros(0, 4, dtype=torch.int64), balance_sum=0.0, dropped=0)
+    assert (counts.max_violation, counts.dead_experts) == (0.0, 0)
+
+
+def test_metrics_lines_are_appended_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for value in (1, 2):
+        file = MetricsFile(path)
+        file.write({"step": value, "mfu": None})
+        file.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "mfu": None},
+        {"step": 2, "mfu": None},
+    ]

@@ -14,7 +14,7 @@ __all__ = ["RENDEZVOUS", "World", "detect", "process_environment"]
 RENDEZVOUS = "MOEFRAME_RENDEZVOUS"
 """Environment variable with the URL at which processes started by `moeframe run` meet."""
 
-Launcher = Literal["none", "local", "torchrun", "slurm"]
+Launcher = Literal["none", "local", "torchrun", "slurm", "caller"]
 
 
 @dataclass(frozen=True, kw_only=True)

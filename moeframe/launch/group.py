@@ -12,12 +12,27 @@ import torch
 import torch.distributed as dist
 
 from moeframe.errors import TopologyError, UserInputError
-from moeframe.launch.environment import RENDEZVOUS, World
+from moeframe.launch.environment import RENDEZVOUS, World, detect
 
-__all__ = ["choose_device", "joined"]
+__all__ = ["choose_device", "joined", "this_process"]
 
 TIMEOUT = timedelta(minutes=10)
 """How long a collective may wait for its peers."""
+
+
+def this_process() -> World:
+    """Return this process among all of the job: of a process group that the caller already made, or of the launcher."""
+    if not dist.is_initialized():
+        return detect()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return World(
+        launcher="caller",
+        rank=rank,
+        world_size=size,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+        run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+    )
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch.device:

@@ -19,8 +19,8 @@ from moeframe.config.load import LoadedRecipe, load_recipe, with_overrides
 from moeframe.config.schema import Recipe
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import PluginHost, build_plugin_manager
-from moeframe.launch.environment import World, detect
-from moeframe.launch.group import choose_device, joined
+from moeframe.launch.environment import World
+from moeframe.launch.group import choose_device, joined, this_process
 from moeframe.mesh.build import build_meshes
 from moeframe.model.deepseek_v3 import DeepSeekV3, ModelStage
 from moeframe.model.hf_load import HfSource
@@ -77,8 +77,8 @@ def assemble(
 ) -> Job:
     """Compose a recipe into a job on this rank.
 
-    Every process of the job calls this; `moeframe run`, torchrun or Slurm start them. A recipe for one process needs no
-    launcher.
+    Every process of the job calls this; `moeframe run`, torchrun or Slurm start them. A default process group that the
+    caller has made is used as it is. A recipe for one process needs no launcher.
 
     Args:
         recipe: a recipe file, or a recipe already loaded.
@@ -93,7 +93,7 @@ def assemble(
     """
     loaded = _loaded(recipe, enable_deepep)
     host = build_plugin_manager(plugins, wanted=loaded.recipe.backends)
-    world = detect()
+    world = this_process()
     device = choose_device(loaded.recipe.launch.device, world)
     composition = compose(loaded, Catalog(host), world_size=world.world_size, device_kind=device.type)
     return _build(composition, host, world, device)

@@ -13,10 +13,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moeframe.model.deepseek_v3 import Counters
 from moeframe.protocols.data import IGNORED, MicroBatch
 from moeframe.protocols.schedule import StepResult
 
-__all__ = ["LayerCounts", "MetricsFile", "StepTokens", "agree_on_tokens", "gather_losses", "peak_memory_bytes"]
+__all__ = [
+    "MetricsFile",
+    "StepSums",
+    "StepTokens",
+    "agree_on_tokens",
+    "dead_experts",
+    "gather_sums",
+    "max_violation",
+    "peak_flops",
+    "peak_memory_bytes",
+]
 
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bfloat16 peak of one device by a part of its name, FLOP/s (vendor data sheets)."""
@@ -71,54 +82,58 @@ def agree_on_tokens(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerCounts:
-    """Counters of one step over all ranks.
+class StepSums:
+    """Sums of one step over all ranks.
 
-    `tokens_per_expert` (MoE layers, experts) int64, `balance_sum` sum over sequences of tokens x balance loss, `dropped`
-    assignments that no expert took.
+    `ce_sum` and `mtp_sums` (by depth): cross-entropies over tokens. `balance_sum`: tokens x balance loss over sequences
+    and layers. `dropped`: assignments that no expert took. `tokens_per_expert` (MoE layers, experts) int64 on the
+    device, `loads` the same on the host.
     """
 
-    tokens_per_expert: torch.Tensor
+    ce_sum: float
+    mtp_sums: tuple[float, ...]
     balance_sum: float
     dropped: int
-
-    @property
-    def max_violation(self) -> float:
-        """Largest max(load) / mean(load) - 1 of any layer (report, section 4.5.3); 0 without MoE layers."""
-        load = self.tokens_per_expert.double()
-        if not load.numel() or not bool(load.sum()):
-            return 0.0
-        return float((load.amax(1) / load.mean(1).clamp_min(1e-30)).max()) - 1.0
-
-    @property
-    def dead_experts(self) -> int:
-        """Experts of all layers together that no token of the step went to."""
-        return int((self.tokens_per_expert == 0).sum())
+    tokens_per_expert: torch.Tensor
+    loads: torch.Tensor
 
 
-def gather_losses(
-    result: StepResult, tokens_per_expert: torch.Tensor, balance_sum: torch.Tensor, dropped: torch.Tensor
-) -> tuple[float, tuple[float, ...], LayerCounts, torch.Tensor]:
-    """Sum losses and counters over all ranks in one collective.
+def max_violation(loads: torch.Tensor) -> float:
+    """Return the largest max(load) / mean(load) - 1 of any layer of (layers, experts); 0 where there is no load.
 
-    Args:
-        result: of this rank's step; zeros on a rank without the last stage.
-        tokens_per_expert: (MoE layers, experts) int64 of this rank's tokens, zeros for layers of other stages.
-        balance_sum: () sum over this rank's layers.
-        dropped: () int64.
-
-    Returns:
-        The global sum of cross-entropies, that of each MTP depth, the counters on the host, and the global
-        tokens_per_expert on the device. Blocks the host once.
+    0 is perfect balance (Wang et al., arXiv 2408.15664, section 4).
     """
-    parts = [result.ce_sum.reshape(1), result.mtp_sums.reshape(-1), balance_sum.reshape(1), dropped.reshape(1)]
-    packed = torch.cat([part.detach().double() for part in [*parts, tokens_per_expert.reshape(-1)]])
-    _sum_over_ranks(packed)  # counts are exact in float64 up to 2**53
-    depth = result.mtp_sums.numel()
-    counts = packed[3 + depth :].round().to(torch.int64).reshape(tokens_per_expert.shape)
-    ce_sum, *rest = packed[: 3 + depth].tolist()
-    layers = LayerCounts(tokens_per_expert=counts.cpu(), balance_sum=rest[-2], dropped=round(rest[-1]))
-    return ce_sum, tuple(rest[:-2]), layers, counts
+    load = loads.double()
+    if not load.numel():
+        return 0.0
+    mean = load.mean(1)
+    return float(torch.where(mean > 0, load.amax(1) / mean.clamp_min(1e-30) - 1.0, 0.0).max())
+
+
+def dead_experts(loads: torch.Tensor) -> int:
+    """Return how many experts of all layers together got no token."""
+    return int((loads == 0).sum())
+
+
+def gather_sums(result: StepResult, counters: Counters) -> StepSums:
+    """Sum losses and counters over all ranks in one collective; blocks the host once.
+
+    `result` is zeros on a rank without the last stage, `counters` zeros in the layers of other stages.
+    """
+    parts = [result.ce_sum, result.mtp_sums, counters.balance_sum, counters.dropped, counters.tokens_per_expert]
+    # Counts are exact in float64 up to 2**53.
+    packed = _sum_over_ranks(torch.cat([part.detach().double().reshape(-1) for part in parts]))
+    host = packed.cpu()
+    depth, shape = result.mtp_sums.numel(), counters.tokens_per_expert.shape
+    ce_sum, *mtp_sums, balance_sum, dropped = host[: 3 + depth].tolist()
+    return StepSums(
+        ce_sum=ce_sum,
+        mtp_sums=tuple(mtp_sums),
+        balance_sum=balance_sum,
+        dropped=round(dropped),
+        tokens_per_expert=packed[3 + depth :].to(torch.int64).reshape(shape),
+        loads=host[3 + depth :].to(torch.int64).reshape(shape),
+    )
 
 
 def peak_memory_bytes(device: torch.device) -> int:

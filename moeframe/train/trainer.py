@@ -17,13 +17,16 @@ import torch
 from moeframe import trace
 from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
+from moeframe.protocols.schedule import StepResult
 from moeframe.train.data import BatchPlan, DataOrder, make_micro_batch, padding_sequence
 from moeframe.train.learning_rate import learning_rate
 from moeframe.train.metrics import (
     MetricsFile,
     StepTokens,
     agree_on_tokens,
-    gather_losses,
+    dead_experts,
+    gather_sums,
+    max_violation,
     peak_flops,
     peak_memory_bytes,
 )
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from moeframe.train.assemble import Job
     from moeframe.train.run_directory import RunDirectory
 
-__all__ = ["Summary", "Trainer"]
+__all__ = ["Computed", "Summary", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,15 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """A step between backward and optimizer. `grad_norm` is the global norm before clipping."""
+
+    tokens: StepTokens
+    result: StepResult
+    grad_norm: torch.Tensor
 
 
 class Trainer:
@@ -104,53 +116,64 @@ class Trainer:
         Returns:
             The metrics of the step, or the signal that all ranks agreed to stop for, before anything was computed.
         """
-        job, device = self._job, self._job.meshes.device
         begun = time.perf_counter()
         with trace.at(step=step + 1):
-            with trace.span(phase="data"):
-                micro_batches = self._micro_batches(step)
-                tokens = self._agree(micro_batches, stop=self._stop)
-            if tokens.stop:
-                return tokens.stop
-            self._begin_step(tokens)
-            result = job.schedule.run_step(job.stages, micro_batches)
-            with trace.span(phase="gradients"):
-                job.sharded.finish_gradients()
-                norm = job.sharded.clip_(job.recipe.optimizer.clip_grad_norm)
-            with trace.span(phase="optimizer"):
-                rate = learning_rate(job.recipe.optimizer.lr, job.recipe.optimizer.lr_schedule, step)
-                for group in job.optimizer.param_groups:
-                    group["lr"] = rate
-                job.optimizer.step()
-                job.optimizer.zero_grad(set_to_none=True)
-                counters = job.model.take_counters()
-                ce_sum, mtp_sums, layers, counts = gather_losses(
-                    result, counters.tokens_per_expert, counters.balance_sum, counters.dropped
-                )
-                job.model.update_expert_bias(counts)
-            ce_loss = ce_sum / tokens.loss_tokens
-            mtp_loss = self._mtp_mean(mtp_sums, tokens)
-            balance_loss = layers.balance_sum / max(1, tokens.valid_tokens)
-            grad_norm = float(norm)  # waits for the device, so the time below is the whole step's
-            elapsed = time.perf_counter() - begun
-            return {
-                "step": step + 1,
-                "loss": ce_loss + job.recipe.model.mtp_loss_weight * mtp_loss + balance_loss,
-                "ce_loss": ce_loss,
-                "balance_loss": balance_loss,
-                "mtp_loss": mtp_loss,
-                "grad_norm": grad_norm,
-                "lr": rate,
-                "tokens": tokens.valid_tokens,
-                "tokens_per_second": tokens.valid_tokens / elapsed,
-                "step_ms": elapsed * 1e3,
-                "mfu": self._mfu(tokens.valid_tokens / elapsed),
-                "max_violation": layers.max_violation,
-                "dead_experts": layers.dead_experts,
-                "dropped_tokens": layers.dropped,
-                "peak_memory_bytes": peak_memory_bytes(device),
-                "time": datetime.now(tz=UTC).isoformat(),
-            }
+            computed = self.compute_gradients(step)
+            if isinstance(computed, int):
+                return computed
+            metrics = self.apply_gradients(step, computed)
+        elapsed = time.perf_counter() - begun  # reading the sums has waited for the device
+        return {
+            "step": step + 1,
+            **metrics,
+            "tokens_per_second": metrics["tokens"] / elapsed,
+            "step_ms": elapsed * 1e3,
+            "mfu": self._mfu(metrics["tokens"] / elapsed),
+            "peak_memory_bytes": peak_memory_bytes(self._job.meshes.device),
+            "time": datetime.now(tz=UTC).isoformat(),
+        }
+
+    def compute_gradients(self, step: int) -> Computed | int:
+        """Run forward and backward of a step and clip; the optimizer has not run. Or return the agreed signal."""
+        job = self._job
+        with trace.span(phase="data"):
+            micro_batches = self._micro_batches(step)
+            tokens = self._agree(micro_batches, stop=self._stop)
+        if tokens.stop:
+            return tokens.stop
+        self._begin_step(tokens)
+        result = job.schedule.run_step(job.stages, micro_batches)
+        with trace.span(phase="gradients"):
+            job.sharded.finish_gradients()
+            norm = job.sharded.clip_(job.recipe.optimizer.clip_grad_norm)
+        return Computed(tokens=tokens, result=result, grad_norm=norm)
+
+    def apply_gradients(self, step: int, computed: Computed) -> dict[str, Any]:
+        """Run the optimizer and the update of the expert bias; return the losses and loads of the step, global."""
+        job, tokens = self._job, computed.tokens
+        with trace.span(phase="optimizer"):
+            rate = learning_rate(job.recipe.optimizer.lr, job.recipe.optimizer.lr_schedule, step)
+            for group in job.optimizer.param_groups:
+                group["lr"] = rate
+            job.optimizer.step()
+            job.optimizer.zero_grad(set_to_none=True)
+            sums = gather_sums(computed.result, job.model.take_counters())
+            job.model.update_expert_bias(sums.tokens_per_expert)
+        ce_loss = sums.ce_sum / tokens.loss_tokens
+        mtp_loss = self._mtp_mean(sums.mtp_sums, tokens)
+        balance_loss = sums.balance_sum / max(1, tokens.valid_tokens)
+        return {
+            "loss": ce_loss + job.recipe.model.mtp_loss_weight * mtp_loss + balance_loss,
+            "ce_loss": ce_loss,
+            "balance_loss": balance_loss,
+            "mtp_loss": mtp_loss,
+            "grad_norm": float(computed.grad_norm),
+            "lr": rate,
+            "tokens": tokens.valid_tokens,
+            "max_violation": max_violation(sums.loads),
+            "dead_experts": dead_experts(sums.loads),
+            "dropped_tokens": sums.dropped,
+        }
 
     def evaluate(self) -> float:
         """Return the mean cross-entropy on held-out sequences, in nats per token, the same on every rank."""
@@ -160,9 +183,8 @@ class Trainer:
             tokens = self._agree(micro_batches)
             self._begin_step(tokens)
             result = job.schedule.run_evaluation(job.stages, micro_batches)
-            counters = job.model.take_counters()
-            ce_sum, *_ = gather_losses(result, counters.tokens_per_expert, counters.balance_sum, counters.dropped)
-        return ce_sum / tokens.loss_tokens
+            sums = gather_sums(result, job.model.take_counters())
+        return sums.ce_sum / tokens.loss_tokens
 
     def _agree(self, micro_batches: list[MicroBatch], stop: int = 0) -> StepTokens:
         meshes = self._job.meshes

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from moeframe import trace
 from moeframe.errors import MoeframeError
-from moeframe.launch.environment import World, detect
+from moeframe.launch.environment import detect
+from moeframe.launch.group import this_process
 from moeframe.train.assemble import Job, assemble
 from moeframe.train.failure import write_failure
 from moeframe.train.run_directory import RunDirectory
@@ -34,7 +35,7 @@ def work(run_dir: RunDirectory, plugins: Sequence[str] = ()) -> Summary:
 
     A failure is written to the run directory and to this rank's log, with its place and traceback, before it is raised.
     """
-    world = detect()
+    world = this_process()
     _log_to(run_dir, world.rank)
     job: Job | None = None
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
@@ -26,6 +27,7 @@ from moeframe.hooks.static_scan import Index, scan_module
 
 __all__ = ["PluginHost", "build_plugin_manager"]
 
+_BLOCKED: Final = "MOEFRAME_BLOCKED_PLUGINS"
 _LOG: Final = logging.getLogger(__name__)
 _OBSERVES: Final = "moeframe_on_"
 _LOGGED_ONLY: Final = frozenset({"moeframe_on_failure"})
@@ -39,7 +41,8 @@ def build_plugin_manager(
     blocked: Sequence[str] | Mapping[str, str] = (),
     wanted: Mapping[str, str] | None = None,
     strict: bool = False,
-    keep_broken_extra: bool = False,
+    listing: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> PluginHost:
     """Find the installed plugins and return their host.
 
@@ -50,18 +53,22 @@ def build_plugin_manager(
         wanted: kind to name of the offers that a job uses: their plugins, and all that check or observe, are loaded
             at once. What fails is kept, and asking the catalog for the name raises it.
         strict: load every plugin at once, and raise on the first that is broken.
-        keep_broken_extra: keep a broken one of `extra` as any other plugin, for a command that lists.
+        listing: for a command that lists: a broken one of `extra` is kept as any other plugin, and nothing is logged.
+        environment: where MOEFRAME_PLUGINS adds to `extra`, and MOEFRAME_BLOCKED_PLUGINS to `blocked`, each a list
+            separated by commas; None for that of the process.
 
     Raises:
         PluginLoadError: one of `extra` is broken, or `strict` and any is.
     """
-    host = PluginHost(blocked=blocked)
+    environment = os.environ if environment is None else environment
+    reasons = _reasons(blocked) | dict.fromkeys(_listed(environment, _BLOCKED), f"named in {_BLOCKED}")
+    host = PluginHost(blocked=reasons, warn=not listing)
     if entry_points:
         for found in find_entry_points():
             host.add_entry_point(found)
-    for one in extra:
+    for one in (*_listed(environment, "MOEFRAME_PLUGINS"), *extra):
         plugin = host.add(one)
-        if plugin is not None and plugin.failure is not None and not keep_broken_extra:
+        if plugin is not None and plugin.failure is not None and not listing:
             raise plugin.failure.error() from plugin.failure.exception
     host.finish_blocking()
     if strict:
@@ -74,6 +81,16 @@ def build_plugin_manager(
     return host
 
 
+def _listed(environment: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    """Return the parts of a variable that is a list separated by commas."""
+    return tuple(part.strip() for part in environment.get(variable, "").split(",") if part.strip())
+
+
+def _reasons(blocked: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return each name to block with its reason."""
+    return dict(blocked) if isinstance(blocked, Mapping) else dict.fromkeys(blocked, "blocked by the caller")
+
+
 class PluginHost:
     """The plugins of one process, around one pluggy manager. Build it with `build_plugin_manager`."""
 
@@ -81,10 +98,18 @@ class PluginHost:
         self,
         *,
         blocked: Sequence[str] | Mapping[str, str] = (),
+        warn: bool = True,
         specs: ModuleType | type = hookspecs,
         api_version: int = API_VERSION,
     ) -> None:
-        """Start without plugins. `specs` and `api_version` are this version's, except in tests of older plugins."""
+        """Start without plugins.
+
+        Args:
+            blocked: as in `build_plugin_manager`.
+            warn: log each plugin that turns out broken while nobody asked for it.
+            specs: the hooks; other than this version's only to see how older plugins fare.
+            api_version: the same for the version of the plugin contract.
+        """
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(specs)
         self._api_version = api_version
@@ -94,9 +119,8 @@ class PluginHost:
             if isinstance(caller, pluggy.HookCaller) and caller.spec is not None
         }
         self._hooks = frozenset(self._specs)
-        self._reasons = (
-            dict(blocked) if isinstance(blocked, Mapping) else dict.fromkeys(blocked, "blocked by the caller")
-        )
+        self._warn = warn
+        self._reasons = _reasons(blocked)
         self._used_reasons: set[str] = set()
         self._plugins: list[Plugin] = []
         self._blocked: list[BlockedPlugin] = []
@@ -122,7 +146,7 @@ class PluginHost:
         if found.error is not None:
             plugin.failure = PluginFailure(origin=found.origin, exception=found.error)
             self._plugins.append(plugin)
-            _LOG.warning("%s", plugin.failure)
+            self._log(plugin.failure)
             return plugin
         assert found.entry_point is not None
         if found.entry_point.attr:
@@ -161,9 +185,13 @@ class PluginHost:
 
     def finish_blocking(self) -> None:
         """Note the names to block that belong to no plugin, so that a misspelt one is seen. Call after adding."""
-        for name in self._reasons.keys() - self._used_reasons:
-            why = f"{self._reasons[name]}, but no plugin or distribution of that name was found"
+        for name, reason in self._reasons.items():
+            if name in self._used_reasons:
+                continue
+            why = f"{reason}, but no plugin or distribution of that name was found"
             self._blocked.append(BlockedPlugin(origin=Origin(plugin=name), why=why, index=None))
+            if self._warn:
+                _LOG.warning("plugin %r is to be left out (%s)", name, why)
 
     def offering(self, kind: str, name: str) -> tuple[Plugin, ...]:
         """Return the plugins that offer a name, without loading them."""
@@ -190,8 +218,8 @@ class PluginHost:
             try:
                 self.load(plugin)
             except PluginLoadError:
-                if warn and not known:
-                    _LOG.warning("%s", plugin.failure)
+                if warn and not known and plugin.failure is not None:
+                    self._log(plugin.failure)
 
     def load_all(self) -> None:
         """Load every plugin, as a command that lists them must. What is broken is in `failures`."""
@@ -238,6 +266,10 @@ class PluginHost:
         if errors:
             self._report(hook, errors)
         return tuple(results)
+
+    def _log(self, failure: PluginFailure) -> None:
+        if self._warn:
+            _LOG.warning("%s", failure)
 
     def _require_call(self, hook: str, arguments: Mapping[str, object]) -> None:
         if hook not in self._specs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +10,7 @@ from moeframe.hooks.entry_points import FoundEntryPoint, Origin
 from moeframe.hooks.offers import Offer
 from moeframe.hooks.static_scan import Index
 
-__all__ = [
-    "BlockedPlugin",
-    "HookResult",
-    "Plugin",
-    "PluginFailure",
-    "blocked_in_environment",
-    "modules_in_environment",
-]
+__all__ = ["BlockedPlugin", "HookResult", "Plugin", "PluginFailure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +28,28 @@ class PluginFailure:
             return text
         return f"{type(self.exception).__name__}: {text}" if text else type(self.exception).__name__
 
+    @property
+    def fix(self) -> str:
+        """What the user can do."""
+        if self.origin.distribution:
+            return f"Repair or uninstall it, or block it with MOEFRAME_BLOCKED_PLUGINS={self.origin.plugin}."
+        if isinstance(self.exception, ModuleNotFoundError) and self.exception.name == self.origin.target:
+            return "Correct the name; a module in the working directory is found when PYTHONPATH=. is set."
+        return "Repair it, or leave it out of --plugin and MOEFRAME_PLUGINS."
+
     def __str__(self) -> str:
         """Return one line: plugin, distribution, version, entry point, cause."""
         return f"{self.origin} could not be loaded: {self.cause}"
 
+    @property
+    def sentence(self) -> str:
+        """The line of `str`, and what the user can do."""
+        return f"{str(self).rstrip('.')}. {self.fix}"
+
     def error(self) -> PluginLoadError:
         """Return the error to raise from `exception`."""
         return PluginLoadError(
-            f"{self}. Repair or uninstall it, or block it with MOEFRAME_BLOCKED_PLUGINS={self.origin.plugin}.",
+            self.sentence,
             plugin=self.origin.plugin,
             distribution=self.origin.distribution,
             version=self.origin.version,
@@ -89,17 +94,3 @@ class Plugin:
     def loaded(self) -> bool:
         """Whether it is imported and registered."""
         return self.index is not None and self.module is not None and self.failure is None
-
-
-def modules_in_environment(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the plugin modules that MOEFRAME_PLUGINS names, separated by commas."""
-    return _listed(environment.get("MOEFRAME_PLUGINS", ""))
-
-
-def blocked_in_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the plugins that MOEFRAME_BLOCKED_PLUGINS names, separated by commas, each with that as its reason."""
-    return dict.fromkeys(_listed(environment.get("MOEFRAME_BLOCKED_PLUGINS", "")), "named in MOEFRAME_BLOCKED_PLUGINS")
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

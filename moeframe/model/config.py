@@ -87,3 +87,47 @@ class DeepSeekV3Config:
     def num_moe_layers(self) -> int:
         """Layers with routed experts, the MTP modules included."""
         return self.num_hidden_layers - self.first_k_dense_replace + self.num_nextn_predict_layers
+
+    def problems(self) -> list[tuple[str, str, str]]:
+        """Return which dimensions do not fit together, as (key, what is wrong with its numbers, way out)."""
+        found: list[tuple[str, str, str]] = []
+        if not 0 <= self.first_k_dense_replace <= self.num_hidden_layers:
+            found.append(
+                (
+                    "first_k_dense_replace",
+                    f"{self.first_k_dense_replace} is not within the {self.num_hidden_layers} layers.",
+                    f"Use 0 to {self.num_hidden_layers}.",
+                )
+            )
+        if self.qk_rope_head_dim % 2:
+            found.append(
+                ("qk_rope_head_dim", f"{self.qk_rope_head_dim} is odd; rotations take pairs.", "Use an even number.")
+            )
+        if self.n_routed_experts % self.n_group:
+            found.append(
+                (
+                    "n_group",
+                    f"{self.n_group} does not divide n_routed_experts = {self.n_routed_experts}.",
+                    "Use a divisor.",
+                )
+            )
+            return found
+        grouped = self.topk_method != "greedy" and self.n_group > 1
+        reachable = self.topk_group * (self.n_routed_experts // self.n_group) if grouped else self.n_routed_experts
+        if grouped and not 1 <= self.topk_group <= self.n_group:
+            found.append(
+                (
+                    "topk_group",
+                    f"{self.topk_group} groups cannot be kept of {self.n_group}.",
+                    f"Use 1 to {self.n_group}.",
+                )
+            )
+        elif not 1 <= self.num_experts_per_tok <= reachable:
+            found.append(
+                (
+                    "num_experts_per_tok",
+                    f"{self.num_experts_per_tok} experts cannot be chosen of the {reachable} that a token can reach.",
+                    f"Use 1 to {reachable}, or more groups.",
+                )
+            )
+        return found

@@ -1,1 +1,1 @@
-"""First-party plugin."""
+"""Compute on plain torch: linears, RMSNorm, grouped_mm experts and SDPA attention."""

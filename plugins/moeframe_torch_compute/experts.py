@@ -1,0 +1,128 @@
+"""Routed experts: R rows grouped by expert, E local experts, D width, F expert width.
+
+grouped_mm knows no float64 and wants the last dimension of every operand to be a multiple of 16 bytes. Its rows beyond
+the last group are undefined, in the output and in the input gradient (zeros in torch 2.13, garbage in 2.11).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from moeframe.errors import ContractError
+
+__all__ = ["GroupedMMExperts", "LoopExperts", "takes_grouped_mm"]
+
+_ALIGNMENT_BYTES = 16
+
+
+def takes_grouped_mm(
+    wish: Literal["auto", "always", "never"], dtype: torch.dtype, *, hidden_size: int, intermediate_size: int
+) -> bool:
+    """Say whether experts of these sizes run on grouped_mm when computing in `dtype`.
+
+    Raises:
+        ContractError: `wish` is always, and a size is not a multiple of 16 bytes.
+    """
+    if wish == "never" or dtype == torch.float64:
+        return False
+    multiple = _ALIGNMENT_BYTES // dtype.itemsize
+    odd = [size for size in (hidden_size, intermediate_size) if size % multiple]
+    if odd and wish == "always":
+        raise ContractError(
+            f"compute.options.grouped_mm = always: hidden_size = {hidden_size} and moe_intermediate_size = "
+            f"{intermediate_size} must be multiples of {multiple} ({_ALIGNMENT_BYTES} bytes of {dtype}); "
+            f"{odd[0]} is not. Change the size, or use grouped_mm = auto."
+        )
+    return not odd
+
+
+class _Experts(nn.Module):
+    def __init__(self, num_local_experts: int, hidden_size: int, intermediate_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        shape = (num_local_experts, 2 * intermediate_size, hidden_size)
+        self.gate_up_proj = nn.Parameter(torch.empty(shape, dtype=dtype))
+        self.down_proj = nn.Parameter(torch.empty(num_local_experts, hidden_size, intermediate_size, dtype=dtype))
+
+
+def _gated(gate_up_RF: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up * gates, multiplied in the dtype of the gates, in the dtype of the input."""
+    gate_RF, up_RF = gate_up_RF.chunk(2, dim=-1)
+    high = gates_R.dtype
+    return (F.silu(gate_RF.to(high)) * up_RF.to(high) * gates_R.unsqueeze(-1)).to(gate_up_RF.dtype)
+
+
+class LoopExperts(_Experts):
+    """One product an expert. Reads the counts on the host unless they are given there."""
+
+    def forward(
+        self,
+        rows_RD: torch.Tensor,
+        gates_R: torch.Tensor,
+        counts_E: torch.Tensor,
+        counts_host: tuple[int, ...] | None,
+    ) -> torch.Tensor:
+        """Return (R, D): each row through its expert, times its gate; zeros beyond the counts."""
+        counts = list(counts_E.tolist() if counts_host is None else counts_host)
+        sizes = [*counts, rows_RD.shape[0] - sum(counts)]
+        dtype = rows_RD.dtype
+        out: list[torch.Tensor] = []
+        # split and unbind, not slices: their backward writes each gradient once.
+        for rows, gates, gate_up, down in zip(
+            torch.split(rows_RD, sizes),
+            torch.split(gates_R, sizes),
+            self.gate_up_proj.unbind(),
+            self.down_proj.unbind(),
+            strict=False,  # the last chunk of the rows has no expert
+        ):
+            hidden = _gated(F.linear(rows, gate_up.to(dtype)), gates)
+            out.append(F.linear(hidden, down.to(dtype)))
+        if sizes[-1]:
+            out.append(rows_RD.new_zeros(sizes[-1], rows_RD.shape[1]))
+        return torch.cat(out)
+
+
+class _KeepGradient(torch.autograd.Function):
+    """The identity; in backward, rows beyond the last group get zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_RD: torch.Tensor, inside_R1: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inside_R1)
+        return rows_RD.view_as(rows_RD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_RD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (inside_R1,) = ctx.saved_tensors
+        return torch.where(inside_R1, grad_RD, 0), None
+
+
+class GroupedMMExperts(_Experts):
+    """All experts in one kernel; no host sync. Needs float32 or bfloat16 rows."""
+
+    def forward(
+        self,
+        rows_RD: torch.Tensor,
+        gates_R: torch.Tensor,
+        counts_E: torch.Tensor,
+        counts_host: tuple[int, ...] | None,
+    ) -> torch.Tensor:
+        """Return (R, D): each row through its expert, times its gate; zeros beyond the counts."""
+        ends_E = counts_E.cumsum(0)
+        offsets_E = ends_E.to(torch.int32)
+        num_rows = rows_RD.shape[0]
+        inside_R1: torch.Tensor | None = None
+        if counts_host is None or sum(counts_host) < num_rows:
+            inside_R1 = (torch.arange(num_rows, device=rows_RD.device) < ends_E[-1]).unsqueeze(-1)
+            rows_RD = _KeepGradient.apply(rows_RD, inside_R1)  # type: ignore[no-untyped-call]
+        dtype = rows_RD.dtype
+        gate_up_RF = F.grouped_mm(rows_RD, self.gate_up_proj.to(dtype).transpose(1, 2), offs=offsets_E)
+        hidden_RF = _gated(gate_up_RF, gates_R)
+        if inside_R1 is not None:
+            hidden_RF = torch.where(inside_R1, hidden_RF, 0)
+        out_RD = F.grouped_mm(hidden_RF, self.down_proj.to(dtype).transpose(1, 2), offs=offsets_E)
+        return out_RD if inside_R1 is None else torch.where(inside_R1, out_RD, 0)

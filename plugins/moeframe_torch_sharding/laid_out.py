@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from moeframe.errors import ContractError
 from moeframe.protocols.precision import Precision
@@ -36,39 +36,45 @@ class LaidOutModel(ShardedModel):
         self._precision = precision
         present = dict(module.named_parameters())
         self.parameters = {name: present[name] for unit in plan.units for name in unit.parameters}
-        self._spreads = {name: self._spread(name, parameter) for name, parameter in self.parameters.items()}
+        self._stacks = {name: self._stack(name, parameter) for name, parameter in self.parameters.items()}
+        self._spreads = {name: self._global(name, stack) for name, stack in self._stacks.items()}
         saved = module.state_dict()
-        self._buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
-        self._spreads |= {name: Spread(tuple(buffer.shape)) for name, buffer in self._buffers.items()}
+        buffers = {name: Spread(tuple(buffer.shape)) for name, buffer in module.named_buffers() if name in saved}
+        self._buffer_names = tuple(buffers)
+        self._spreads |= buffers
 
-    def _spread(self, name: str, parameter: nn.Parameter) -> Spread:
-        """Say where the pieces of a parameter lie."""
-        shape = self._plan.parameters[name].global_shape
+    def _stack(self, name: str, parameter: nn.Parameter) -> Spread:
+        """Say where the pieces of a parameter lie; of an expert parameter, this ep rank's stack."""
+        shape = tuple(parameter.shape)
+        if not isinstance(parameter, DTensor):
+            return Spread(shape)
+        # Not the parameter's own mesh: DTensor's caches may have put an equal mesh of destroyed groups there.
+        mesh = self._meshes.mesh("edp" if self._plan.role(name) == "expert" else "dp")
+        return Spread(shape, mesh, tuple(parameter.placements))
+
+    def _global(self, name: str, stack: Spread) -> Spread:
+        """Say where the pieces of a parameter lie, all ep ranks together."""
+        wanted = self._plan.parameters[name].global_shape
         is_expert = self._plan.role(name) == "expert"
-        local = tuple(parameter.shape)
-        if is_expert:
-            local = (local[0] * self._meshes.size("ep"), *local[1:])
-        if local != shape:
+        holders = self._meshes.size("ep") if is_expert else 1
+        if (stack.shape[0] * holders, *stack.shape[1:]) != wanted:
             raise ContractError(
-                f"{name}: the plan says the global shape is {shape}, but the model has {tuple(parameter.shape)} on "
-                f"each of {self._meshes.size('ep') if is_expert else 1} ranks. Correct the plan."
+                f"{name}: the plan says the global shape is {wanted}, but the model has {stack.shape} on each of "
+                f"{holders} ranks. Correct the plan."
             )
-        placements: tuple[Placement, ...] = tuple(parameter.placements) if isinstance(parameter, DTensor) else ()
-        if is_expert and self._meshes.group("ep") is not None:
-            # Experts are cut between ep ranks first; each rank's stack may be cut further between its replicas.
-            return Spread(shape, self._meshes.mesh("ep", "edp"), (Shard(0), *(placements or (Replicate(),))))
-        if isinstance(parameter, DTensor):
-            return Spread(shape, parameter.device_mesh, placements)
-        return Spread(shape)
+        if not is_expert or self._meshes.group("ep") is None:
+            return stack
+        # Experts are cut between ep ranks first; each rank's stack may be cut further between its replicas.
+        return Spread(wanted, self._meshes.mesh("ep", "edp"), (Shard(0), *(stack.placements or (Replicate(),))))
 
     def _drop_gathered(self) -> None:
         """Leave the optimizer's parameters as the only copy of the weights; a strategy that gathers overrides this."""
 
     def finish_gradients(self) -> None:
         """Give every parameter its final gradient; zeros where the model used it on no micro-batch."""
-        for parameter in self.parameters.values():
+        for name, parameter in self.parameters.items():
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = self._stacks[name].wrap(torch.zeros_like(local_piece(parameter)))
 
     def clip_(self, max_norm: float | None) -> torch.Tensor:
         """Scale gradients to a global norm of at most `max_norm` and return the norm before; no host sync."""
@@ -100,27 +106,28 @@ class LaidOutModel(ShardedModel):
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """Return whole gradients; collective."""
-        return {
-            name: torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            if parameter.grad is None
-            else _whole(parameter.grad)
+        pieces = {
+            name: torch.zeros_like(local_piece(parameter)) if parameter.grad is None else local_piece(parameter.grad)
             for name, parameter in self.parameters.items()
         }
+        return {name: self._stacks[name].whole(piece) for name, piece in pieces.items()}
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Return whole parameters; collective."""
-        return {name: _whole(parameter) for name, parameter in self.parameters.items()}
+        return {name: self._stacks[name].whole(local_piece(parameter)) for name, parameter in self.parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and persistent buffers in global shape; they share storage with the model."""
-        held = {name: local_piece(parameter) for name, parameter in self.parameters.items()} | self._buffers
-        return {name: self._spreads[name].wrap(piece) for name, piece in held.items()}
+        return {name: self._spreads[name].wrap(piece) for name, piece in self._held().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy parameters and persistent buffers in place; collective when the state lies in another layout."""
-        held = {name: local_piece(parameter) for name, parameter in self.parameters.items()} | self._buffers
+        held = self._held()
+        _require_same_names(held, state)
         self._drop_gathered()
-        self._take(held, state)
+        with torch.no_grad():
+            for name, piece in held.items():
+                piece.copy_(self._spreads[name].piece(name, state[name]))
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state of an optimizer this model made, in global shape, sharing storage with it."""
@@ -139,18 +146,10 @@ class LaidOutModel(ShardedModel):
             for key in held.keys() - {"step"}:
                 held[key].copy_(self._spreads[name].piece(f"{key} of {name}", state[name][key]))
 
-    def _take(self, held: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-        _require_same_names(held, state)
-        with torch.no_grad():
-            for name, piece in held.items():
-                piece.copy_(self._spreads[name].piece(name, state[name]))
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    if isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1:
-        return tensor.full_tensor()
-    return local_piece(tensor).clone()  # full_tensor on a mesh of one rank shares storage with the tensor
+    def _held(self) -> dict[str, torch.Tensor]:
+        """Return this rank's pieces of all parameters, and the persistent buffers."""
+        pieces = {name: local_piece(parameter) for name, parameter in self.parameters.items()}
+        return pieces | {name: self.module.get_buffer(name) for name in self._buffer_names}
 
 
 def _made_here(optimizer: torch.optim.Optimizer) -> PieceAdamW:

@@ -15,7 +15,8 @@ __all__ = ["PieceAdamW", "local_piece"]
 
 def local_piece(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's piece of a parameter or gradient, sharing its storage."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    with torch.no_grad():  # to_local builds an autograd node otherwise
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 class PieceAdamW(torch.optim.AdamW):

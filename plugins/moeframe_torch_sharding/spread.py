@@ -34,6 +34,15 @@ class Spread:
         shape = torch.Size(self.shape)
         return DTensor.from_local(piece, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
 
+    def whole(self, piece: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the whole tensor, given this rank's piece; collective over the mesh."""
+        # On one rank full_tensor would share storage with the piece.
+        if self.mesh is None or self.mesh.size() == 1:
+            return piece.detach().clone()
+        wrapped = self.wrap(piece)
+        assert isinstance(wrapped, DTensor)
+        return wrapped.full_tensor()
+
     def piece(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return this rank's piece of a tensor of global shape, which may lie in another layout.
 

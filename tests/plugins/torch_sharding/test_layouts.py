@@ -219,10 +219,12 @@ def train(
     ep: int,
     precision_name: Literal["float64", "float32", "bfloat16"] = "float64",
     by_phases: bool = False,
+    device_name: str = "cpu",
 ) -> Outcome:
     """One step of two micro-batches on this rank's share of the tokens."""
     world = dist.get_world_size() if dist.is_initialized() else 1
-    meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=1, ep=ep), torch.device("cpu"))
+    device = torch.device(device_name)
+    meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=1, ep=ep), device)
     precision = Precision.of(precision_name)
     with torch.device("meta"):
         model = Toy(meshes)
@@ -230,8 +232,8 @@ def train(
     plan = plan_of(model, meshes, precision.dtype("parameters"))
     sharded = offer.build(offer.options(**options)).shard(model, plan, meshes, precision)
     optimizer = sharded.optimizer(SETTINGS)
-    ids = torch.arange(MICRO_BATCHES * TOKENS).mul(3).remainder(VOCABULARY).view(MICRO_BATCHES, TOKENS)
-    loss = torch.zeros((), dtype=torch.float64)
+    ids = torch.arange(MICRO_BATCHES * TOKENS, device=device).mul(3).remainder(VOCABULARY).view(MICRO_BATCHES, TOKENS)
+    loss = torch.zeros((), dtype=torch.float64, device=device)
     for ids_T in ids:
         mine_T = ids_T.chunk(world)[meshes.rank("dp")]
         run = sharded.module.by_phases if by_phases else sharded.module
@@ -247,7 +249,7 @@ def train(
     def whole(found: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         group = meshes.group("ep")
         return {
-            key: (value if group is None or plan.role(key) != "expert" else Gather.apply(value, group)).numpy()
+            key: (value if group is None or plan.role(key) != "expert" else Gather.apply(value, group)).cpu().numpy()
             for key, value in found.items()
         }
 
@@ -323,3 +325,14 @@ def test_float32_and_bfloat16_stay_near_the_exact_numbers(ranks: RankPool, oracl
             assert found.norm == pytest.approx(oracle.norm, rel=rtol)
             for key, wanted in oracle.gradients.items():
                 assert np.abs(found.gradients[key] - wanted).max() <= rtol * np.abs(oracle.gradients[key]).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", ["replicate", "fsdp2"])
+def test_nccl_gives_the_numbers_of_one_process(oracle: Outcome, name: str) -> None:
+    count = torch.cuda.device_count()
+    with RankPool(min(count, 4), device="cuda") as pool:
+        for world, ep in [layout for layout in LAYOUTS if layout[0] <= count]:
+            for found in pool.run(train, name, {}, ep, "float64", False, "cuda", world_size=world):
+                require_same(found, oracle, 1e-9)

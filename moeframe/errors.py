@@ -49,7 +49,7 @@ class Location:
 class Problem:
     """One thing wrong with a recipe.
 
-    `path` is the dotted key (``parallel.ep``), `message` says what was given and which rule it breaks
+    `path` is the dotted key (``parallel.ep``; "" is the whole file), `message` says what was given and which rule it breaks
     with the rule's numbers, `fix` says the way out, `where` is the place in the source when one is known.
     """
 
@@ -61,7 +61,8 @@ class Problem:
     def __str__(self) -> str:
         """Return the problem as one line: place, key, message, fix."""
         place = f"{self.where}: " if self.where is not None else ""
-        return f"{place}{self.path}: {self.message} {self.fix}".rstrip()
+        key = f"{self.path}: " if self.path else ""
+        return f"{place}{key}{self.message} {self.fix}".rstrip()
 
 
 class MoeframeError(Exception):

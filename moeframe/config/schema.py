@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from moeframe.model.config import DeepSeekV3Config
 
 __all__ = [
+    "BACKEND_SECTIONS",
     "ComputeConfig",
     "DataConfig",
     "DispatcherConfig",
@@ -21,6 +22,9 @@ __all__ = [
     "ShardingConfig",
     "TrainConfig",
 ]
+
+BACKEND_SECTIONS: Final = ("dispatcher", "sharding", "schedule", "compute", "data")
+"""Sections that name a backend; each is the kind of the offers it chooses from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +171,8 @@ class Recipe:
     def world_size(self) -> int:
         """Processes of the job."""
         return self.launch.nnodes * self.launch.nproc_per_node
+
+    @property
+    def backends(self) -> dict[str, str]:
+        """The backend that each section names, by section: dispatcher, sharding, schedule, compute, data."""
+        return {kind: getattr(self, kind).name for kind in BACKEND_SECTIONS}

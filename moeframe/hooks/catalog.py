@@ -34,6 +34,11 @@ class Catalog:
         """Look at the plugins of `host`; imports nothing."""
         self._host = host
 
+    @property
+    def host(self) -> PluginHost:
+        """The plugins behind the catalog."""
+        return self._host
+
     def resolve(self, kind: str, name: str) -> Offer:
         """Return the offer of that kind and name, loading the plugin that offers it.
 

@@ -1,0 +1,246 @@
+"""A loaded recipe meets the backends it names: parts resolved, options typed, traits known, all of it checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from moeframe.config.fit import FIT_RULES
+from moeframe.config.load import LoadedRecipe
+from moeframe.config.moot import moot_problems
+from moeframe.config.options import typed_options
+from moeframe.config.problems import in_order, located
+from moeframe.config.rules import degrees_of, recipe_problems
+from moeframe.config.schema import BACKEND_SECTIONS, Recipe
+from moeframe.config.typed import HOLE, UnknownValueError
+from moeframe.errors import PluginError, Problem, RecipeError, TopologyError
+from moeframe.hooks.catalog import Catalog, unusable_reasons
+from moeframe.hooks.offers import ComputeOffer, DatasetOffer, DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
+from moeframe.mesh.degrees import Degrees
+from moeframe.protocols.compute import ComputeTraits
+from moeframe.protocols.data import DatasetTraits
+from moeframe.protocols.dispatcher import DispatcherTraits
+from moeframe.protocols.precision import Precision
+from moeframe.protocols.schedule import ScheduleTraits
+from moeframe.protocols.sharding import ShardingTraits
+
+__all__ = ["Composition", "Part", "compose"]
+
+OfferT = TypeVar("OfferT", bound=Offer)
+TraitsT = TypeVar("TraitsT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Generic[OfferT, TraitsT]):
+    """A backend that was chosen."""
+
+    offer: OfferT
+    options: Any
+    """An instance of the offer's options dataclass."""
+    traits: TraitsT
+
+    def build(self, *context: Any) -> Any:
+        """Build the backend for its context; imports torch."""
+        return self.offer.build(self.options, *context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    """A recipe whose parts are known to fit."""
+
+    recipe: Recipe
+    degrees: Degrees
+    precision: Precision
+    dispatcher: Part[DispatcherOffer, DispatcherTraits]
+    sharding: Part[ShardingOffer, ShardingTraits]
+    schedule: Part[ScheduleOffer, ScheduleTraits]
+    compute: Part[ComputeOffer, ComputeTraits]
+    data: Part[DatasetOffer, DatasetTraits]
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one rank in one step."""
+        train = self.recipe.train
+        return train.global_batch_size // (self.degrees.data_ranks * train.micro_batch_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step, over all ranks."""
+        return self.recipe.train.global_batch_size * self.recipe.train.seq_len
+
+
+def compose(
+    loaded: LoadedRecipe, catalog: Catalog, *, world_size: int | None = None, device_kind: str | None = None
+) -> Composition:
+    """Resolve, check and return every part of a job. Imports no torch and starts nothing.
+
+    Args:
+        loaded: a recipe; with problems of its own they are raised together with those found here.
+        catalog: what the plugins offer.
+        world_size: processes that a launcher has started; None when nothing has.
+        device_kind: ``cpu`` or ``cuda``, what the job will run on; None when that is not known yet.
+
+    Raises:
+        RecipeError: with every problem. When a plugin is the cause, its error is the ``__cause__``.
+        TopologyError: nothing is wrong but the number of processes.
+        PluginError: a plugin's check of the recipe raised.
+    """
+    composer = _Composer(loaded, catalog, device_kind)
+    composition = composer.compose()
+    topology = _topology_problem(loaded.recipe, world_size)
+    if topology is not None:
+        composer.problems += [topology] if composer.problems else []
+    problems = in_order([*loaded.problems, *located(composer.problems, loaded.provenance)])
+    if problems:
+        raise RecipeError(problems) from composer.cause
+    if topology is not None:
+        raise TopologyError(f"{topology.message} {topology.fix}")
+    return composition
+
+
+class _Composer:
+    """Collects the parts and every problem with them."""
+
+    def __init__(self, loaded: LoadedRecipe, catalog: Catalog, device_kind: str | None) -> None:
+        """Start with no part."""
+        self.loaded = loaded
+        self.recipe = loaded.recipe
+        self.catalog = catalog
+        self.device_kind = device_kind
+        self.problems: list[Problem] = []
+        self.cause: Exception | None = None
+
+    def compose(self) -> Composition:
+        """Return the composition; a part that is not to be had is a `HOLE`."""
+        self.problems += recipe_problems(self.recipe)
+        self._guarded(lambda: self.problems.extend(moot_problems(self.recipe, self.loaded.provenance)))
+        degrees = self._guarded(self._degrees)
+        precision = self._guarded(lambda: Precision.of(self.recipe.train.precision))
+        parts: dict[str, Any] = {kind: self._guarded(self._part, kind, precision) for kind in BACKEND_SECTIONS}
+        composition = Composition(recipe=self.recipe, degrees=degrees, precision=precision, **parts)
+        for rule in FIT_RULES:
+            self._guarded(lambda rule=rule: self.problems.extend(rule(composition)))
+        for kind, part in parts.items():
+            self._guarded(self._check_device, kind, part)
+        if not any(part is HOLE for part in parts.values()) and not self.loaded.problems:
+            self._ask_plugins()
+        return composition
+
+    def _guarded(self, call: Any, *arguments: Any) -> Any:
+        """Return what a call returns, `HOLE` when it touched an unreadable value."""
+        try:
+            return call(*arguments)
+        except UnknownValueError:
+            return HOLE
+
+    def _degrees(self) -> Degrees:
+        """Return the degrees of a layout that works out."""
+        degrees = degrees_of(self.recipe)
+        if degrees.world < 1 or degrees.problems(self.recipe.model.n_routed_experts):
+            raise UnknownValueError
+        return degrees
+
+    def _part(self, kind: str, precision: Precision) -> Part[Any, Any]:
+        """Resolve one backend."""
+        section = getattr(self.recipe, kind)
+        name = str(section.name)
+        try:
+            offer = self.catalog.resolve(kind, name)
+        except PluginError as error:
+            self.cause = self.cause or error
+            message = str(error).removeprefix(f"{kind}.name = ")
+            self._complain(f"{kind}.name", message, "")
+            raise UnknownValueError from error
+        reasons = unusable_reasons(offer, device_kind=self.device_kind)
+        if reasons:
+            text = " ".join(f"{reason.rstrip('.')}." for reason in reasons)
+            self._complain(f"{kind}.name", f"{name!r} cannot be used here: {text}", self._instead(kind, name))
+        path = f"{kind}.options"
+        options, problems = typed_options(
+            offer.options, section.options, path, self.loaded.provenance, owner=f"{kind} {name!r}"
+        )
+        known = {problem.path for problem in self.loaded.problems}
+        self.problems += [problem for problem in problems if problem.path not in known]
+        if problems or options is HOLE:
+            raise UnknownValueError
+        try:
+            traits = offer.traits(options, precision)  # type: ignore[attr-defined]
+        except (UnknownValueError, ValueError) as error:
+            if isinstance(error, ValueError):
+                self._complain(path, f"{kind} {name!r} refuses them: {error}", "")
+            raise UnknownValueError from error
+        return Part(offer=offer, options=options, traits=traits)
+
+    def _instead(self, kind: str, name: str) -> str:
+        """Return which other backends of a kind this machine can use."""
+        usable = []
+        for other in self.catalog.names(kind):
+            try:
+                offer = self.catalog.resolve(kind, other)
+            except PluginError:
+                continue
+            if other != name and not unusable_reasons(offer, device_kind=self.device_kind):
+                usable.append(other)
+        if not usable:
+            return ""
+        return f"Nothing is chosen in its place; usable here: {', '.join(f'{kind}.name={other}' for other in usable)}."
+
+    def _check_device(self, kind: str, part: Part[Any, Any]) -> None:
+        """Check the device that the recipe asks for against what the backend runs on."""
+        device = self.device_kind or self.recipe.launch.device
+        if device == "auto":
+            return
+        legal = set(part.offer.needs.device_kinds)
+        if isinstance(part.traits, ShardingTraits):
+            legal &= set(part.traits.device_kinds)
+        if device not in legal and self.device_kind is None:
+            message = f"given {device}; {kind} {part.offer.name!r} runs on {' or '.join(sorted(legal))} only."
+            self._complain("launch.device", message, f"Change launch.device, or name another {kind}.")
+        elif device not in legal and device in part.offer.needs.device_kinds:
+            message = f"{part.offer.name!r} runs on {' or '.join(sorted(legal))} only, and this job on {device}."
+            self._complain(f"{kind}.name", message, f"Name another {kind}, or change the device.")
+
+    def _ask_plugins(self) -> None:
+        """Run the plugins' own checks of the recipe."""
+        try:
+            answers = self.catalog.host.call_each("moeframe_check_recipe", recipe=self.recipe)
+        except PluginError:
+            if self.problems:
+                return  # a check may fail on a recipe that is wrong already
+            raise
+        for answer in answers:
+            for problem in answer.value:
+                if not isinstance(problem, Problem):
+                    raise PluginError(
+                        f"plugin {answer.plugin!r} returned {problem!r} from moeframe_check_recipe; each entry must be "
+                        "a moeframe.errors.Problem."
+                    )
+                self.problems.append(problem)
+
+    def _complain(self, path: str, message: str, fix: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(path=path, message=message, fix=fix))
+
+
+def _topology_problem(recipe: Recipe, world_size: int | None) -> Problem | None:
+    """Return what is wrong with the number of processes that a launcher started."""
+    try:
+        wanted, launch = recipe.world_size, recipe.launch
+        if world_size is None or world_size == wanted:
+            return None
+        degrees = degrees_of(recipe)
+        layout = ""
+        if not degrees.problems(recipe.model.n_routed_experts):
+            layout = (
+                f" = pp {degrees.pp} x dp_replicate {degrees.dp_replicate} x dp_shard {degrees.dp_shard} "
+                f"(ep {degrees.ep} x edp {degrees.edp} = {degrees.data_ranks} data ranks)"
+            )
+        return Problem(
+            path="launch.nproc_per_node",
+            message=f"{world_size} process(es) were started, and the recipe wants {wanted} (launch.nnodes "
+            f"{launch.nnodes} x launch.nproc_per_node {launch.nproc_per_node}){layout}.",
+            fix=f"Start {wanted}, or override the launch section, such as launch.nnodes=1 "
+            f"launch.nproc_per_node={world_size}, and the degrees with it.",
+        )
+    except UnknownValueError:
+        return None

@@ -1,0 +1,188 @@
+"""Whether backends fit together and fit the recipe. Reads traits; knows no backend's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from moeframe.errors import Problem
+
+if TYPE_CHECKING:
+    from moeframe.config.compose import Composition
+
+__all__ = ["FIT_RULES"]
+
+
+def _dispatcher_group(c: Composition) -> Iterator[Problem]:
+    traits, ep = c.dispatcher.traits, c.degrees.ep
+    name = c.dispatcher.offer.name
+    if ep < traits.min_group:
+        yield Problem(
+            path="parallel.ep",
+            message=f"given {ep}; dispatcher {name!r} works between {traits.min_group} ranks or more.",
+            fix="Raise parallel.ep, or name another dispatcher.",
+        )
+    if traits.max_group is not None and ep > traits.max_group:
+        yield Problem(
+            path="parallel.ep",
+            message=f"given {ep}; dispatcher {name!r} works between at most {traits.max_group} rank(s).",
+            fix=f"Use parallel.ep={traits.max_group}, or name another dispatcher (`moeframe plugins` lists them).",
+        )
+
+
+def _dispatcher_shapes(c: Composition) -> Iterator[Problem]:
+    traits, model, name = c.dispatcher.traits, c.recipe.model, c.dispatcher.offer.name
+    if traits.max_topk is not None and model.num_experts_per_tok > traits.max_topk:
+        yield Problem(
+            path="model.num_experts_per_tok",
+            message=f"given {model.num_experts_per_tok}; dispatcher {name!r} sends a token to at most "
+            f"{traits.max_topk} experts.",
+            fix=f"Use {traits.max_topk} or less, or name another dispatcher.",
+        )
+    if model.hidden_size % traits.hidden_multiple:
+        multiple = traits.hidden_multiple
+        nearest = (model.hidden_size // multiple + 1) * multiple
+        yield Problem(
+            path="model.hidden_size",
+            message=f"given {model.hidden_size}; dispatcher {name!r} needs a multiple of {multiple}.",
+            fix=f"Use {nearest}, or name another dispatcher.",
+        )
+    train = c.recipe.train
+    tokens = train.micro_batch_size * train.seq_len
+    if tokens % traits.token_multiple:
+        yield Problem(
+            path="train.micro_batch_size",
+            message=f"given {train.micro_batch_size}, which is {tokens} tokens of a rank at seq_len {train.seq_len}; "
+            f"dispatcher {name!r} needs a multiple of {traits.token_multiple}.",
+            fix="Change train.micro_batch_size or train.seq_len, or name another dispatcher.",
+        )
+
+
+def _capacity(c: Composition) -> Iterator[Problem]:
+    if c.recipe.model.capacity_factor is not None and not c.dispatcher.traits.supports_capacity_drop:
+        yield Problem(
+            path="model.capacity_factor",
+            message=f"given {c.recipe.model.capacity_factor}; dispatcher {c.dispatcher.offer.name!r} drops no tokens.",
+            fix="Use null, or name another dispatcher.",
+        )
+
+
+def _fused_demand(c: Composition) -> Iterator[Problem]:
+    demand, fused = c.recipe.dispatcher.enable_deepep, c.dispatcher.traits.fused
+    if demand is None or demand == fused:
+        return
+    name = c.dispatcher.offer.name
+    is_text = "a fused one" if fused else "not a fused one (no communication kernels of its own)"
+    yield Problem(
+        path="dispatcher.enable_deepep",
+        message=f"given {'true' if demand else 'false'}, which demands a dispatcher that is "
+        f"{'fused' if demand else 'not fused'}; {name!r} is {is_text}.",
+        fix="Name another dispatcher, or use null, which demands nothing. The switch selects no dispatcher itself.",
+    )
+
+
+def _dtypes(c: Composition) -> Iterator[Problem]:
+    dtype = c.precision.compute
+    for part, legal, does in (
+        (c.dispatcher, c.dispatcher.traits.wire_dtypes, "sends"),
+        (c.compute, c.compute.traits.dtypes, "computes in"),
+    ):
+        if dtype not in legal:
+            yield Problem(
+                path="train.precision",
+                message=f"given {c.recipe.train.precision}; {part.offer.kind} {part.offer.name!r} {does} "
+                f"{', '.join(legal)} only.",
+                fix=f"Choose one of these, or name another {part.offer.kind}.",
+            )
+
+
+def _pipeline(c: Composition) -> Iterator[Problem]:
+    traits, pp, name = c.schedule.traits, c.degrees.pp, c.schedule.offer.name
+    if pp > 1 and not traits.pipelines:
+        yield Problem(
+            path="parallel.pp",
+            message=f"given {pp}; schedule {name!r} runs one stage, without a pipeline.",
+            fix="Use parallel.pp=1, or name a schedule that pipelines (`moeframe plugins` lists them).",
+        )
+        return
+    stages, layers = pp * traits.stages_per_rank, c.recipe.model.num_hidden_layers
+    if stages > layers:
+        yield Problem(
+            path="parallel.pp",
+            message=f"given {pp}; with {traits.stages_per_rank} stage(s) a rank that makes {stages} stages, and the "
+            f"model has {layers} layers.",
+            fix=f"Use parallel.pp={max(1, layers // traits.stages_per_rank)} or less.",
+        )
+
+
+def _micro_batches(c: Composition) -> Iterator[Problem]:
+    train = c.recipe.train
+    if train.micro_batch_size < 1 or train.global_batch_size % (c.degrees.data_ranks * train.micro_batch_size):
+        return
+    count = c.num_micro_batches
+    refusal = c.schedule.offer.legal_micro_batches(c.schedule.options, c.degrees.pp, count)
+    if refusal is not None:
+        yield Problem(
+            path="train.micro_batch_size",
+            message=f"given {train.micro_batch_size}, which makes {count} micro-batch(es) a step (global_batch_size "
+            f"{train.global_batch_size} / {c.degrees.data_ranks} data ranks / {train.micro_batch_size}); schedule "
+            f"{c.schedule.offer.name!r}: {refusal}",
+            fix="Change train.global_batch_size or train.micro_batch_size.",
+        )
+
+
+def _split_backward(c: Composition) -> Iterator[Problem]:
+    if c.schedule.traits.splits_backward and not c.sharding.traits.parameters_stay_whole:
+        yield Problem(
+            path="sharding.name",
+            message=f"{c.sharding.offer.name!r} frees gathered parameters after the forward, but schedule "
+            f"{c.schedule.offer.name!r} computes weight gradients later, apart from input gradients.",
+            fix="Name a sharding (or an option of it) that keeps parameters whole, or another schedule.",
+        )
+
+
+def _sharding(c: Composition) -> Iterator[Problem]:
+    traits, degrees, name = c.sharding.traits, c.degrees, c.sharding.offer.name
+    if degrees.data_ranks < traits.min_data_ranks:
+        yield Problem(
+            path="sharding.name",
+            message=f"{name!r} needs {traits.min_data_ranks} data ranks or more; the recipe has {degrees.data_ranks} "
+            f"(world {degrees.world} / pp {degrees.pp}).",
+            fix="Launch more processes, or name another sharding.",
+        )
+    if degrees.dp_replicate > 1 and not traits.supports_dp_replicate:
+        yield Problem(
+            path="parallel.dp_replicate",
+            message=f"given {degrees.dp_replicate}; sharding {name!r} knows no replicas of its shards.",
+            fix="Use parallel.dp_replicate=1, or name a hybrid sharding (`moeframe plugins` lists them).",
+        )
+    if degrees.dp_replicate == 1 and traits.needs_dp_replicate:
+        yield Problem(
+            path="parallel.dp_replicate",
+            message=f"given 1; sharding {name!r} only makes sense with 2 or more replicas.",
+            fix="Raise parallel.dp_replicate, or name another sharding.",
+        )
+
+
+def _vocabulary(c: Composition) -> Iterator[Problem]:
+    vocabulary, size = c.data.traits.vocabulary, c.recipe.model.vocab_size
+    if vocabulary is not None and vocabulary > size:
+        yield Problem(
+            path="model.vocab_size",
+            message=f"given {size}; data set {c.data.offer.name!r} has {vocabulary} distinct tokens.",
+            fix=f"Use {vocabulary} or more, or name another data set.",
+        )
+
+
+FIT_RULES: Final[tuple[Callable[[Composition], Iterable[Problem]], ...]] = (
+    _dispatcher_group,
+    _dispatcher_shapes,
+    _capacity,
+    _fused_demand,
+    _dtypes,
+    _pipeline,
+    _micro_batches,
+    _split_backward,
+    _sharding,
+    _vocabulary,
+)

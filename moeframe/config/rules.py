@@ -1,0 +1,187 @@
+"""What must be true of a recipe, whatever its backends: pure functions from a recipe to problems.
+
+A rule reads as little as it needs and yields each problem as soon as it knows it: in a recipe with unreadable values
+the rules that do not touch them still speak.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from moeframe.config.model_rules import MODEL_RULES
+from moeframe.config.moot import value_at
+from moeframe.config.schema import Recipe
+from moeframe.config.typed import UnknownValueError
+from moeframe.errors import Problem
+from moeframe.mesh.degrees import Degrees, divisors
+
+__all__ = ["RULES", "Rule", "degrees_of", "recipe_problems", "run_rules"]
+
+Rule = Callable[[Recipe], Iterable[Problem]]
+
+_AT_LEAST: Final[dict[str, int]] = {
+    "train.steps": 1,
+    "train.seq_len": 1,
+    "train.global_batch_size": 1,
+    "train.micro_batch_size": 1,
+    "train.seed": 0,
+    "train.eval_every": 0,
+    "train.eval_sequences": 1,
+    "launch.nnodes": 1,
+    "launch.nproc_per_node": 1,
+    "optimizer.lr_schedule.warmup_steps": 0,
+    "optimizer.lr_schedule.constant_steps": 0,
+    "optimizer.lr_schedule.decay_steps": 0,
+    "optimizer.lr_schedule.min_lr_steps": 0,
+}
+_POSITIVE: Final = ("optimizer.lr", "optimizer.eps", "optimizer.clip_grad_norm")
+_NOT_NEGATIVE: Final = ("optimizer.weight_decay", "optimizer.lr_schedule.min_lr", "optimizer.lr_schedule.final_lr")
+_MAX_SEED: Final = 2**63 - 1
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def recipe_problems(recipe: Recipe) -> list[Problem]:
+    """Return everything that is wrong with a recipe, as far as that can be said without its backends."""
+    return run_rules(RULES, recipe)
+
+
+def run_rules(rules: Iterable[Rule], recipe: Recipe) -> list[Problem]:
+    """Return the problems that rules find; a rule that touches an unreadable value stops there."""
+    found: list[Problem] = []
+    for rule in rules:
+        try:
+            found.extend(rule(recipe))
+        except UnknownValueError:
+            continue
+    return found
+
+
+def degrees_of(recipe: Recipe, world: int | None = None) -> Degrees:
+    """Return the parallel degrees of a recipe, in a world of `world` processes (default: as many as it launches)."""
+    parallel = recipe.parallel
+    world = recipe.world_size if world is None else world
+    return Degrees(world=world, pp=parallel.pp, dp_replicate=parallel.dp_replicate, ep=parallel.ep)
+
+
+def _name(recipe: Recipe) -> Iterator[Problem]:
+    if not _NAME.fullmatch(recipe.name):
+        yield Problem(
+            path="name",
+            message=f"given {recipe.name!r}; run directories are named after it.",
+            fix="Use letters, digits, '.', '_' and '-', and start with a letter or a digit.",
+        )
+
+
+def _at_least(key: str, lowest: int) -> Rule:
+    def rule(recipe: Recipe) -> Iterator[Problem]:
+        value = value_at(recipe, key)
+        if value is not None and value < lowest:
+            yield Problem(path=key, message=f"given {value}; must be {lowest} or more.", fix="Raise it.")
+
+    return rule
+
+
+def _positive(key: str) -> Rule:
+    def rule(recipe: Recipe) -> Iterator[Problem]:
+        value = value_at(recipe, key)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            yield Problem(path=key, message=f"given {value}; must be a finite number above 0.", fix="Correct it.")
+
+    return rule
+
+
+def _not_negative(key: str) -> Rule:
+    def rule(recipe: Recipe) -> Iterator[Problem]:
+        value = value_at(recipe, key)
+        if value is not None and not (value >= 0 and math.isfinite(value)):
+            yield Problem(path=key, message=f"given {value}; must be a finite number, 0 or more.", fix="Correct it.")
+
+    return rule
+
+
+def _seed(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.train.seed > _MAX_SEED:
+        message = f"given {recipe.train.seed}; must be at most 2^63 - 1."
+        yield Problem(path="train.seed", message=message, fix="Choose a smaller one.")
+
+
+def _betas(recipe: Recipe) -> Iterator[Problem]:
+    for index, beta in enumerate(recipe.optimizer.betas):
+        if not 0 <= beta < 1:
+            message = f"given {beta}; must be at least 0 and below 1."
+            yield Problem(path=f"optimizer.betas.{index}", message=message, fix="DeepSeek-V3 uses [0.9, 0.95].")
+
+
+def _learning_rates(recipe: Recipe) -> Iterator[Problem]:
+    peak = recipe.optimizer.lr
+    for name in ("min_lr", "final_lr"):
+        value = getattr(recipe.optimizer.lr_schedule, name)
+        if value is not None and value > peak:
+            yield Problem(
+                path=f"optimizer.lr_schedule.{name}",
+                message=f"given {value}; must not exceed the peak, optimizer.lr = {peak}.",
+                fix="Lower it, or raise optimizer.lr.",
+            )
+
+
+def _context_length(recipe: Recipe) -> Iterator[Problem]:
+    longest = recipe.model.max_position_embeddings
+    if recipe.train.seq_len > longest:
+        yield Problem(
+            path="train.seq_len",
+            message=f"given {recipe.train.seq_len}; must not exceed model.max_position_embeddings = {longest}.",
+            fix=f"Use {longest} or less, or raise model.max_position_embeddings.",
+        )
+
+
+def _mesh(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.launch.nnodes < 1 or recipe.launch.nproc_per_node < 1 or recipe.model.n_routed_experts < 1:
+        return
+    for path, message, fix in degrees_of(recipe).problems(recipe.model.n_routed_experts):
+        too_large = getattr(recipe.parallel, path.rpartition(".")[2]) > 1
+        more = " More processes allow more: raise launch.nproc_per_node or launch.nnodes." if too_large else ""
+        yield Problem(path=path, message=message, fix=f"{fix}{more}")
+
+
+def _batch(recipe: Recipe) -> Iterator[Problem]:
+    train, degrees = recipe.train, degrees_of(recipe)
+    if (
+        min(train.global_batch_size, train.micro_batch_size, degrees.pp, degrees.world) < 1
+        or degrees.world % degrees.pp
+    ):
+        return
+    ranks, batch = degrees.data_ranks, train.global_batch_size
+    if batch % ranks:
+        below, above = batch // ranks * ranks, (batch // ranks + 1) * ranks
+        yield Problem(
+            path="train.global_batch_size",
+            message=f"given {batch}; must be a multiple of the {ranks} data ranks "
+            f"(world {degrees.world} / pp {degrees.pp}).",
+            fix=f"Nearest legal: {f'{below} or ' if below else ''}{above}.",
+        )
+    elif batch // ranks % train.micro_batch_size:
+        legal = ", ".join(map(str, divisors(batch // ranks)))
+        yield Problem(
+            path="train.micro_batch_size",
+            message=f"given {train.micro_batch_size}; must divide the {batch // ranks} sequences of one data rank "
+            f"(global_batch_size {batch} / {ranks} data ranks).",
+            fix=f"Legal: {legal}.",
+        )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _name,
+    *MODEL_RULES,
+    *(_at_least(key, lowest) for key, lowest in _AT_LEAST.items()),
+    *(_positive(key) for key in _POSITIVE),
+    *(_not_negative(key) for key in _NOT_NEGATIVE),
+    _seed,
+    _betas,
+    _learning_rates,
+    _context_length,
+    _mesh,
+    _batch,
+)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeframe.config.compose import compose
-from moeframe.config.load import load_recipe
+from moeframe.config.load import read_recipe
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
 from moeframe.launch.environment import detect
@@ -17,8 +17,8 @@ __all__ = ["run"]
 
 def run(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]) -> int:
     """Check everything that can be checked, start the processes, and return the exit code."""
-    loaded = load_recipe(recipe, overrides)
-    host = build_plugin_manager(plugins, wanted=loaded.recipe.backends)
+    loaded = read_recipe(recipe, overrides)
+    host = build_plugin_manager(plugins, wanted=loaded.backends)
     world = detect()
     composition = compose(
         loaded, Catalog(host), world_size=None if world.launcher == "none" else world.world_size

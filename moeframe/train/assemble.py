@@ -15,7 +15,7 @@ from typing import Literal, Self
 import torch
 
 from moeframe.config.compose import Composition, compose
-from moeframe.config.load import LoadedRecipe, load_recipe, with_overrides
+from moeframe.config.load import LoadedRecipe, read_recipe, with_overrides
 from moeframe.config.schema import Recipe
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import PluginHost, build_plugin_manager
@@ -23,8 +23,7 @@ from moeframe.launch.environment import World
 from moeframe.launch.group import choose_device, joined, this_process
 from moeframe.mesh.build import build_meshes
 from moeframe.model.deepseek_v3 import DeepSeekV3, ModelStage
-from moeframe.model.hf_load import HfSource
-from moeframe.model.plan import build_plan
+from moeframe.model.plan import Weights, build_plan
 from moeframe.protocols.compute import Compute, ComputeContext
 from moeframe.protocols.data import Dataset, DatasetContext
 from moeframe.protocols.dispatcher import Dispatcher, DispatcherContext
@@ -92,7 +91,7 @@ def assemble(
         TopologyError: this process is not one of as many as the recipe wants.
     """
     loaded = _loaded(recipe, enable_deepep)
-    host = build_plugin_manager(plugins, wanted=loaded.recipe.backends)
+    host = build_plugin_manager(plugins, wanted=loaded.backends)
     world = this_process()
     device = choose_device(loaded.recipe.launch.device, world)
     composition = compose(loaded, Catalog(host), world_size=world.world_size, device_kind=device.type)
@@ -108,8 +107,8 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         dispatcher = composition.dispatcher.build(_dispatcher_context(composition, meshes))
         stack.callback(dispatcher.release)
         compute = composition.compute.build(ComputeContext(precision=precision, device=device))
-        model = _model(recipe, compute, dispatcher, meshes)
-        plan = build_plan(model, seed=recipe.train.seed, precision=precision, source=_weights(recipe))
+        model = _model(composition, compute, dispatcher, meshes)
+        plan = build_plan(model, seed=recipe.train.seed, source=_weights(recipe))
         sharded = composition.sharding.build().shard(model, plan, meshes, precision)
         optimizer = sharded.optimizer(_optimizer_settings(recipe))
         schedule = composition.schedule.build(_schedule_context(composition, meshes))
@@ -134,7 +133,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
 
 
 def _loaded(recipe: str | Path | Recipe | LoadedRecipe, enable_deepep: bool | None) -> LoadedRecipe:  # noqa: FBT001
-    loaded = load_recipe(recipe) if isinstance(recipe, str | Path) else LoadedRecipe.of(recipe)
+    loaded = read_recipe(recipe) if isinstance(recipe, str | Path) else LoadedRecipe.of(recipe)
     if enable_deepep is None:
         return loaded
     return with_overrides(loaded, {"dispatcher.enable_deepep": enable_deepep}, origin="assemble(enable_deepep=...)")
@@ -156,16 +155,25 @@ def _dispatcher_context(composition: Composition, meshes: Meshes) -> DispatcherC
     )
 
 
-def _model(recipe: Recipe, compute: Compute, dispatcher: Dispatcher, meshes: Meshes) -> DeepSeekV3:
+def _model(composition: Composition, compute: Compute, dispatcher: Dispatcher, meshes: Meshes) -> DeepSeekV3:
     """Build this rank's part of the model without memory; the sharding strategy fills it unit by unit."""
     with torch.device("meta"):
         return DeepSeekV3(
-            recipe.model, compute, dispatcher, ep_size=meshes.size("ep"), ep_rank=meshes.rank("ep")
+            composition.recipe.model,
+            compute,
+            dispatcher,
+            precision=composition.precision,
+            ep_size=meshes.size("ep"),
+            ep_rank=meshes.rank("ep"),
         )
 
 
-def _weights(recipe: Recipe) -> HfSource | None:
-    return None if recipe.model.init_from is None else HfSource(Path(recipe.model.init_from), recipe.model)
+def _weights(recipe: Recipe) -> Weights | None:
+    if recipe.model.init_from is None:
+        return None
+    from moeframe.model.hf_load import HfSource
+
+    return HfSource(Path(recipe.model.init_from), recipe.model)
 
 
 def _optimizer_settings(recipe: Recipe) -> AdamWSettings:

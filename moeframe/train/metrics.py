@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moeframe.model.deepseek_v3 import Counters
+from moeframe.model.counters import Counters
 from moeframe.protocols.data import IGNORED, MicroBatch
 from moeframe.protocols.schedule import StepResult
 
@@ -120,7 +120,13 @@ def gather_sums(result: StepResult, counters: Counters) -> StepSums:
 
     `result` is zeros on a rank without the last stage, `counters` zeros in the layers of other stages.
     """
-    parts = [result.ce_sum, result.mtp_sums, counters.balance_sum, counters.dropped, counters.tokens_per_expert]
+    parts = [
+        result.ce_sum,
+        result.mtp_sums,
+        counters.balance_sum.sum(),
+        counters.dropped.sum(),
+        counters.tokens_per_expert,
+    ]
     # Counts are exact in float64 up to 2**53.
     packed = _sum_over_ranks(torch.cat([part.detach().double().reshape(-1) for part in parts]))
     host = packed.cpu()

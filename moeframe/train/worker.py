@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
 from moeframe.errors import MoeframeError
@@ -62,7 +63,7 @@ def work(run_dir: RunDirectory, plugins: Sequence[str] = ()) -> Summary:
         logger.exception("rank %d failed at %s", world.rank, place)
         write_failure(run_dir.failure_file(world.rank), error, rank=world.rank, place=place)
         if job is not None:
-            job.host.report_failure(error, place, world.rank)
+            job.host.call_each("moeframe_on_failure", error=error, place=place, rank=world.rank)
         raise
 
 
@@ -75,7 +76,12 @@ def _record(run_dir: RunDirectory, job: Job) -> None:
     if job.world.rank == 0:
         run_dir.write_json("ranks.json", ranks)
         device = str(job.meshes.device.type)
-        run_dir.write_environment(job.world, device=device, plugins=job.host.distributions())
+        run_dir.write_environment(job.world, device=device, plugins=_origins(job))
+
+
+def _origins(job: Job) -> list[str]:
+    """Return where the loaded plugins come from, with versions."""
+    return sorted({plugin.origin.installed for plugin in job.host.plugins if plugin.module is not None})
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         summary = work(run_dir, plugins)
     except MoeframeError as error:
         return error.exit_code
-    except Exception:  # noqa: BLE001
+    except (Exception, CheckpointException):  # the latter is no Exception
         return 1
     if detect().rank == 0:
         run_dir.write_json("summary.json", summary.as_json())

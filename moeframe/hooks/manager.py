@@ -328,8 +328,7 @@ class PluginHost:
         index = Index(offers=frozenset((offer.kind, offer.name) for offer in offers), hooks=frozenset(hooks))
         if plugin.index is not None and plugin.index != index:
             raise PluginError(_difference(plugin.index, index))
-        name = f"{plugin.origin.distribution}:{plugin.origin.plugin}"
-        self._manager.register(module, name=name)
+        self._manager.register(module, name=f"{plugin.origin} {id(plugin):x}")
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError:

@@ -1,0 +1,1 @@
+"""A dispatcher for moeframe that sends rows around a ring."""

@@ -49,28 +49,39 @@ class RingDispatcher(Dispatcher):
         self._ring = _Ring(context.ep_group, context.ep_size, context.ep_rank, -1 if options.reverse else 1)
 
     def layout(self, expert_ids_TK: torch.Tensor) -> RingLayout:
-        """Sort the assignments by expert and tell every rank the counts. One host sync."""
+        """Sort the assignments by expert and tell every rank the counts. One host sync.
+
+        Invalid ids are counted beside the assignments, so all ranks hear of them at no further cost.
+        """
         context = self._context
-        self._require_valid(expert_ids_TK)
+        if expert_ids_TK.dtype != torch.int64 or expert_ids_TK.dim() != 2:
+            raise ContractError(
+                f"expert ids have dtype {expert_ids_TK.dtype} and shape {tuple(expert_ids_TK.shape)} "
+                f"({trace.current()}). They are int64 (T, K).",
+            )
         tokens, top_k = expert_ids_TK.shape
+        invalid = _Invalid(expert_ids_TK, context.num_experts)
         ids_C = expert_ids_TK.reshape(-1)
-        # What is not sent sorts behind every expert.
-        key_C = torch.where(ids_C < 0, context.num_experts, ids_C)
+        # What is not sent sorts behind every expert, and so does what is invalid.
+        key_C = torch.where((ids_C < 0) | (ids_C >= context.num_experts), context.num_experts, ids_C)
         order_C = torch.argsort(key_C, stable=True)
-        counts_GE = self._ring.gather_counts(torch.bincount(key_C, minlength=context.num_experts + 1)[:-1])
+        counts = ids_C.new_zeros(context.num_experts + 1).scatter_add_(0, key_C, torch.ones_like(key_C))
+        counts[-1] = invalid.count
+        counts_GE = self._ring.gather_counts(counts)
+        self._require_valid(invalid, [numbers.pop() for numbers in counts_GE])
 
         first = context.ep_rank * context.num_local_experts
         local = range(first, first + context.num_local_experts)
         by_source = [[counts[expert] for expert in local] for counts in counts_GE]
         mine = counts_GE[context.ep_rank]
-        send = tuple(
-            sum(mine[rank * len(local) : (rank + 1) * len(local)]) for rank in range(context.ep_size)
-        )
+        send = tuple(sum(mine[rank * len(local) : (rank + 1) * len(local)]) for rank in range(context.ep_size))
         num_sent = sum(send)
         place_C = torch.empty_like(order_C)
         place_C[order_C] = torch.arange(ids_C.numel(), device=ids_C.device)
         # Arrival is by (source, expert); the experts want (expert, source).
-        expert_R = [expert for counts in by_source for expert, count in enumerate(counts) for _ in range(count)]
+        counts_N = torch.tensor(by_source, dtype=torch.int64).reshape(-1)
+        experts_N = torch.arange(len(local)).repeat(context.ep_size)
+        expert_R = experts_N.repeat_interleave(counts_N, output_size=sum(map(sum, by_source)))
         counts_host = tuple(sum(counts) for counts in zip(*by_source, strict=True))
         return RingLayout(
             num_tokens=tokens,
@@ -78,7 +89,7 @@ class RingDispatcher(Dispatcher):
             receive=tuple(sum(counts) for counts in by_source),
             choice_N=order_C[:num_sent],
             place_TK=place_C.clamp(max=num_sent).view(tokens, top_k),
-            arrival_R=torch.argsort(torch.tensor(expert_R, dtype=torch.int64), stable=True).to(ids_C.device),
+            arrival_R=torch.argsort(expert_R, stable=True).to(ids_C.device),
             counts_E=torch.tensor(counts_host, dtype=torch.int64).to(ids_C.device),
             counts_host=counts_host,
         )
@@ -123,27 +134,34 @@ class RingDispatcher(Dispatcher):
     def release(self) -> None:
         """Hold no buffers."""
 
-    def _require_valid(self, ids_TK: torch.Tensor) -> None:
-        """Check the ids where that costs no host sync: the shape everywhere, the values on a CPU."""
-        if ids_TK.dtype != torch.int64 or ids_TK.dim() != 2:
-            raise ContractError(f"expert ids are {ids_TK.dtype} of shape {tuple(ids_TK.shape)}, not int64 (T, K).")
-        if ids_TK.device.type != "cpu":
-            return
-        wrong = (ids_TK < -1) | (ids_TK >= self._context.num_experts)
-        if wrong.any():
-            token, choice = wrong.nonzero()[0].tolist()
-            raise ContractError(
-                f"token {token} has the expert id {ids_TK[token, choice].item()} ({trace.current()}). "
-                f"Ids are in [0, {self._context.num_experts}), or -1 for not sent.",
-            )
-        ordered_TK = ids_TK.sort(dim=1).values
-        twice = (ordered_TK[:, 1:] == ordered_TK[:, :-1]) & (ordered_TK[:, 1:] >= 0)
-        if twice.any():
-            token, choice = twice.nonzero()[0].tolist()
-            raise ContractError(
-                f"token {token} names expert {ordered_TK[token, choice].item()} twice ({trace.current()}). "
-                "The experts of a token are distinct.",
-            )
+    def _require_valid(self, invalid: _Invalid, count_by_rank: Sequence[int]) -> None:
+        """Raise on every rank of the group when any rank was given invalid ids."""
+        if count_by_rank[self._context.ep_rank]:
+            raise ContractError(f"{invalid.describe()} ({trace.current()}).")
+        for rank, count in enumerate(count_by_rank):
+            if count:
+                raise ContractError(f"rank {rank} of the ep group was given {count} invalid expert ids.")
+
+
+class _Invalid:
+    """The expert ids that break a rule."""
+
+    def __init__(self, ids_TK: torch.Tensor, num_experts: int) -> None:
+        self._ids_TK = ids_TK
+        self._num_experts = num_experts
+        self._outside_TK = (ids_TK < -1) | (ids_TK >= num_experts)
+        self._ordered_TK = ids_TK.sort(dim=1).values
+        left_TK, right_TK = self._ordered_TK[:, :-1], self._ordered_TK[:, 1:]
+        self._twice_TK = (left_TK == right_TK) & (left_TK >= 0)
+        self.count = self._outside_TK.sum() + self._twice_TK.sum()
+
+    def describe(self) -> str:
+        """Name the first one. Syncs the host."""
+        for token, choice in self._outside_TK.nonzero().tolist():
+            expert = self._ids_TK[token, choice].item()
+            return f"token {token} has the expert id {expert}, outside of 0 to {self._num_experts - 1} (-1: not sent)"
+        token, choice = self._twice_TK.nonzero()[0].tolist()
+        return f"token {token} names expert {self._ordered_TK[token, choice].item()} twice"
 
 
 class _Ring:

@@ -90,7 +90,8 @@ class JobMeshes:
         first = self.coordinates.pp * self.degrees.data_ranks
         ranks = torch.arange(first, first + self.degrees.data_ranks).view(self.size(outer), self.size(inner))
         if axes != (outer, inner):
-            ranks = ranks.t().contiguous()
+            # Through a list: `contiguous` keeps odd strides where a size is 1, and DeviceMesh reads the strides.
+            ranks = torch.tensor(ranks.t().tolist())
         return DeviceMesh.from_group([self.groups[axis] for axis in axes], kind, mesh=ranks, mesh_dim_names=axes)
 
 

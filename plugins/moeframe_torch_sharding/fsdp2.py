@@ -117,9 +117,9 @@ def _make_root(model: nn.Module) -> None:
     Collective: it gathers the parameters that belong to the root itself.
     """
     name = "_claim_root"
-    setattr(model, name, lambda: None)
+    setattr(model, name, lambda _: None)
     register_fsdp_forward_method(model, name)
-    getattr(model, name)()
+    getattr(model, name)(None)  # torch 2.11 takes no call without arguments on CUDA
     delattr(model, name)
     assert isinstance(model, FSDPModule)
     model.reshard()

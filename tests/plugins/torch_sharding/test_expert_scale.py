@@ -32,7 +32,7 @@ class Scale(nn.Module):
 
 
 def expert_gradients(name: str, ep: int, tokens: list[tuple[float, int]], micro_batches: int = 1) -> list[float]:
-    """Route (value, expert) tokens, spread over the ranks; the loss is the mean over all tokens of all micro-batches."""
+    """Route (value, expert) tokens, spread over the ranks; the loss is the mean over all of all micro-batches."""
     world = dist.get_world_size()
     meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=1, ep=ep), CPU)
     model = nn.Module()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from moeframe_torch_sharding.norm import Share, clip_to_norm_, global_norm
 from moeframe_torch_sharding.optimizer import PieceAdamW
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -70,3 +73,25 @@ def test_a_parameter_without_gradient_is_not_stepped() -> None:
     optimizer.step()
     assert torch.equal(parameter, values((2,), 0))
     assert float(optimizer.moments()["weight"]["step"]) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_clipping_and_stepping_never_wait_for_the_device() -> None:
+    device = torch.device("cuda", 0)
+    parameters = {name: nn.Parameter(torch.ones(rows, 2, device=device)) for name, rows in (("some", 3), ("none", 0))}
+    optimizer = PieceAdamW(parameters, SETTINGS)
+    for parameter in parameters.values():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+    with warnings.catch_warnings(action="ignore"):  # torch says that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        norm = global_norm([Share(gradients, None)], None, device, torch.float32)
+        clip_to_norm_(gradients, norm, 1.0)
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(norm) == pytest.approx(24**0.5)
+    # 1 * (1 - lr * weight_decay) - lr * sign(gradient)
+    assert parameters["some"].flatten().tolist() == pytest.approx([0.89] * 6)

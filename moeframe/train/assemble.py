@@ -133,7 +133,10 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
 
 
 def _loaded(recipe: str | Path | Recipe | LoadedRecipe, enable_deepep: bool | None) -> LoadedRecipe:  # noqa: FBT001
-    loaded = read_recipe(recipe) if isinstance(recipe, str | Path) else LoadedRecipe.of(recipe)
+    if isinstance(recipe, str | Path):
+        loaded = read_recipe(recipe)
+    else:
+        loaded = recipe if isinstance(recipe, LoadedRecipe) else LoadedRecipe.of(recipe)
     if enable_deepep is None:
         return loaded
     return with_overrides(loaded, {"dispatcher.enable_deepep": enable_deepep}, origin="assemble(enable_deepep=...)")

@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -23,16 +23,9 @@ __all__ = ["Listing", "plugins"]
 _NARROWEST: Final = 60
 
 
-def plugins(
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODULE", help="A plugin module that no distribution installed. May be repeated."),
-    ] = None,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as data.")] = False,
-) -> None:
-    """List what is offered, by whom, and whether it can be used here."""
-    listing = Listing.of(build_plugin_manager(plugin or (), listing=True))
+def plugins(modules: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """Print what is offered, by whom, and whether it can be used here; `modules` are plugins that nobody installed."""
+    listing = Listing.of(build_plugin_manager(modules, listing=True))
     if as_json:
         typer.echo(json.dumps(listing.data(), indent=2))
         return

@@ -1,4 +1,4 @@
-"""A dispatcher of somebody else: built into a wheel, installed, listed, checked and used by name."""
+"""A dispatcher of somebody else: built into a wheel, installed, listed, checked and trained with, by name."""
 
 from __future__ import annotations
 
@@ -68,3 +68,31 @@ def test_its_options_are_checked_like_any_others(installed_ring: Path, tmp_path:
     answer = _moeframe(installed_ring, "check", str(RECIPE), *bad, cwd=tmp_path)
     assert answer.returncode == 2
     assert "reverse" in answer.stderr
+
+
+def _losses(installed: Path, dispatcher: str, cwd: Path) -> list[float]:
+    """Train two steps in float64 on two processes; return the losses."""
+    layout = ("parallel.ep=2", "launch.nproc_per_node=2", "launch.device=cpu")
+    answer = _moeframe(
+        installed,
+        "run",
+        str(RECIPE),
+        f"dispatcher.name={dispatcher}",
+        "train.steps=2",
+        "train.precision=float64",
+        *layout,
+        cwd=cwd,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (metrics,) = cwd.glob("runs/*/*/metrics.jsonl")
+    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+
+
+def test_it_trains_by_name_to_the_losses_of_any_other_dispatcher(installed_ring: Path, tmp_path: Path) -> None:
+    losses = {}
+    for dispatcher in ("ring", "alltoall"):
+        folder = tmp_path / dispatcher
+        folder.mkdir()
+        losses[dispatcher] = _losses(installed_ring, dispatcher, folder)
+    assert len(losses["ring"]) == 2
+    assert losses["ring"] == pytest.approx(losses["alltoall"], rel=1e-9)

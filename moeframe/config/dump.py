@@ -15,7 +15,7 @@ from moeframe.config.schema import Recipe
 from moeframe.config.tree import Leaf, join
 from moeframe.config.typed import default_of
 
-__all__ = ["dump_recipe", "recipe_hash"]
+__all__ = ["dump_recipe", "recipe_hash", "scalar_text"]
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -31,6 +31,13 @@ def dump_recipe(recipe: Recipe) -> str:
 def recipe_hash(recipe: Recipe) -> str:
     """Return 64 hexadecimal digits that are equal for equal recipes."""
     return hashlib.sha256(dump_recipe(recipe).encode()).hexdigest()
+
+
+def scalar_text(value: Any) -> str:
+    """Return a scalar, or a list or mapping of them, as one line of a recipe."""
+    plain = _plain(value, "", frozenset())
+    text: str = yaml.dump(plain, Dumper=_Dumper, default_flow_style=True, width=2**20, allow_unicode=True)
+    return text.removesuffix("\n...\n").removesuffix("\n")
 
 
 class _Dumper(yaml.SafeDumper):

@@ -102,7 +102,7 @@ def reset_moot_keys(recipe: Recipe, provenance: Provenance) -> tuple[Recipe, Pro
         for key, switch in moot_keys(recipe).items():
             if provenance.is_explicit(key) and provenance.layer(key) < provenance.layer(switch.key):
                 was = f"{provenance[key]} gave {_yaml(value_at(recipe, key))}"
-                note = f"{was}, which {switch.key} ({provenance[switch.key]}) makes moot"
+                note = f"{was}, without effect since {provenance[switch.key]}"
                 provenance = provenance.with_origin(key, Origin(kind="default", note=note))
                 recipe = _with_value(recipe, key.split("."), _default_at(recipe, key))
                 break

@@ -1,0 +1,116 @@
+"""The commands and their arguments. Each body imports its implementation, so that no command pays for another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="moeframe",
+    help="Declarative Mixture-of-Experts training.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False)]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Values that win over the file's.", show_default=False),
+]
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="A plugin module that no distribution installed. May be repeated; MOEFRAME_PLUGINS=A,B does the same.",
+        show_default=False,
+    ),
+]
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
+    if wanted:
+        from moeframe import __version__
+
+        typer.echo(f"moeframe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    context: typer.Context,
+    plugin: PluginOption = None,
+    *,
+    version: Annotated[  # noqa: ARG001  its callback does the work
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before the command."""
+    context.obj = tuple(plugin or ())
+
+
+@app.command("run")
+def _run(
+    context: typer.Context, recipe: RecipeArgument, overrides: OverridesArgument = None, plugin: PluginOption = None
+) -> None:
+    """Check a recipe, start its processes, train."""
+    from moeframe.cli.run import run
+
+    raise typer.Exit(run(recipe, overrides or [], _plugins(context, plugin)))
+
+
+@app.command("check")
+def _check(
+    context: typer.Context, recipe: RecipeArgument, overrides: OverridesArgument = None, plugin: PluginOption = None
+) -> None:
+    """Check a recipe without running it; needs no GPU."""
+    from moeframe.cli.check import check
+
+    typer.echo(check(recipe, overrides or [], _plugins(context, plugin)))
+
+
+@app.command("explain")
+def _explain(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY|KEY=VALUE",
+            help="A key or a section to explain; with '=', a value that wins over the file's.",
+            show_default=False,
+        ),
+    ] = None,
+    plugin: PluginOption = None,
+) -> None:
+    """Show every value of a recipe and where it came from."""
+    from moeframe.cli.explain import explain_recipe
+
+    text, refusal = explain_recipe(recipe, arguments or [], _plugins(context, plugin))
+    typer.echo(text)
+    if refusal is not None:
+        raise refusal
+
+
+@app.command("plugins")
+def _list_plugins(
+    context: typer.Context,
+    plugin: PluginOption = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as data.")] = False,
+) -> None:
+    """List what is offered, by whom, and whether it can be used here."""
+    from moeframe.cli.plugins import plugins
+
+    plugins(_plugins(context, plugin), as_json=as_json)
+
+
+def _plugins(context: typer.Context, named: list[str] | None) -> list[str]:
+    """Return the plugin modules named before and after the command."""
+    return [*context.obj, *(named or ())]

@@ -25,8 +25,8 @@ hookspec = pluggy.HookspecMarker("moeframe")
 def moeframe_offer_dispatchers() -> Sequence[DispatcherOffer]:  # type: ignore[empty-body]
     """Offer dispatchers.
 
-    Called once when the catalog is built, in the launching process and on every rank. Imports no torch.
-    Raising lists the plugin as broken and stops no other.
+    Called once when the plugin is loaded, in the launching process and on every rank. Imports no torch.
+    Raising makes the plugin a broken one and stops no other.
     """
 
 

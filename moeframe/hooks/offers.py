@@ -33,7 +33,7 @@ class NoOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleNeed:
-    """A module that must be importable. Found without importing it; `attribute` is looked up only when it is used.
+    """A module that must be importable; looked for without importing it.
 
     `version` is a PEP 440 specifier for `distribution` (``>=0.6,<0.7``). `install` is one sentence on how to get it.
     """

@@ -8,6 +8,8 @@ import pytest
 
 from moeframe.testing.ranks import RankPool
 
+pytest_plugins = ["pytester"]
+
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:

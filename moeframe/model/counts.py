@@ -14,7 +14,7 @@ __all__ = ["ParameterCounts", "count_parameters", "flops_per_token"]
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
-    """Numbers of parameters; correction biases are buffers and not counted."""
+    """Numbers of parameters, correction biases included (buffers here, but the hub's totals count them)."""
 
     attention: int
     """Matrices of one layer's attention."""
@@ -48,7 +48,8 @@ def count_parameters(config: DeepSeekV3Config) -> ParameterCounts:
     norms = 2 * hidden + (config.q_lora_rank or 0) + config.kv_lora_rank
     expert = 3 * hidden * config.moe_intermediate_size
     dense_layer = attention + norms + 3 * hidden * config.intermediate_size
-    routed_layer = attention + norms + config.n_shared_experts * expert + config.n_routed_experts * hidden
+    bias = config.n_routed_experts if config.topk_method == "noaux_tc" else 0
+    routed_layer = attention + norms + config.n_shared_experts * expert + config.n_routed_experts * hidden + bias
     num_dense = config.first_k_dense_replace
     num_moe = config.num_hidden_layers - num_dense
     outside = 2 * config.vocab_size * hidden + hidden

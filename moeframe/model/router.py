@@ -163,37 +163,41 @@ class Router(nn.Module):
         if not self.training:
             return scores_TE
         counting = state.counting and not recomputing()
-        scale = state.balance_scale if torch.is_grad_enabled() else 0.0
-        balancing = config.aux_loss_alpha > 0 and (counting or scale > 0)
-        if not (counting or balancing):
+        injecting = torch.is_grad_enabled() and state.balance_scale > 0 and config.aux_loss_alpha > 0
+        if not (counting or injecting):
             return scores_TE
-        counts_BE = self._counts(ids_TK, places_TK, sequences)
+        counts_BE = self._counts(ids_TK, places_TK, sequences[0])
         balance: torch.Tensor | None = None
-        if balancing:
-            selected_BE = counts_BE
-            if config.aux_loss_selection == "scores":
-                best_TK = scores_TE.detach().topk(config.num_experts_per_tok, dim=-1, sorted=False).indices
-                if valid_BS is not None:
-                    masked_TK = best_TK.masked_fill(~valid_BS.reshape(-1, 1), -1)
-                    selected_BE = self._counts(masked_TK, best_TK, sequences)
-                else:
-                    selected_BE = self._counts(best_TK, best_TK, sequences)
-            balance = balance_sum(
-                torch.unflatten(scores_TE, 0, sequences),
-                selected_BE,
-                valid_BS,
-                top_k=config.num_experts_per_tok,
-                alpha=config.aux_loss_alpha,
+        if config.aux_loss_alpha > 0:
+            selected_BE = (
+                counts_BE
+                if config.aux_loss_selection == "routed"
+                else self._raw_counts(scores_TE, valid_BS, sequences[0])
             )
-            if scale > 0:
-                scores_TE = inject(scores_TE, balance * scale)
+            # Counting alone must leave no trace in the graph: a recomputation does not count.
+            with torch.set_grad_enabled(injecting):
+                balance = balance_sum(
+                    torch.unflatten(scores_TE, 0, sequences),
+                    selected_BE,
+                    valid_BS,
+                    top_k=config.num_experts_per_tok,
+                    alpha=config.aux_loss_alpha,
+                )
+            if injecting:
+                scores_TE = inject(scores_TE, balance * state.balance_scale)
         if counting:
             self._counter.add(counts_BE.sum(0), balance, dropped)
         return scores_TE
 
-    def _counts(self, ids_TK: torch.Tensor, places_TK: torch.Tensor, sequences: tuple[int, int]) -> torch.Tensor:
+    @torch.no_grad()
+    def _raw_counts(self, scores_TE: torch.Tensor, valid_BS: torch.Tensor | None, batch: int) -> torch.Tensor:
+        """Count the top-k of the raw scores, as the report's equation 18 does."""
+        best_TK = scores_TE.topk(self._config.num_experts_per_tok, dim=-1, sorted=False).indices
+        ids_TK = best_TK if valid_BS is None else best_TK.masked_fill(~valid_BS.reshape(-1, 1), -1)
+        return self._counts(ids_TK, best_TK, batch)
+
+    def _counts(self, ids_TK: torch.Tensor, places_TK: torch.Tensor, batch: int) -> torch.Tensor:
         """Return tokens per sequence and expert, (B, E) int64; ids of -1 count nowhere."""
-        batch, _ = sequences
         counts_BE = torch.zeros(batch, self._config.n_routed_experts, dtype=torch.int64, device=ids_TK.device)
         return counts_BE.scatter_add_(1, places_TK.reshape(batch, -1), (ids_TK >= 0).to(torch.int64).view(batch, -1))
 

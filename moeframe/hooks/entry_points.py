@@ -57,9 +57,11 @@ class FoundEntryPoint:
 def find_entry_points() -> list[FoundEntryPoint]:
     """Return the entry points of the group, sorted by distribution and name. Nothing is imported.
 
-    A distribution that an earlier one of the same name shadows on `sys.path` does not count.
+    A distribution that an earlier one of the same name shadows on `sys.path` does not count, and one whose folder
+    stands there twice counts once.
     """
     found: list[FoundEntryPoint] = []
+    seen: set[tuple[str, str]] = set()
     for distribution in distributions():
         text = ""
         name, version = "unknown", "unknown"
@@ -68,8 +70,10 @@ def find_entry_points() -> list[FoundEntryPoint]:
             if f"[{GROUP}]" not in text:
                 continue
             name, version = distribution.metadata["Name"], distribution.version
-            if _shadowed(name, distribution):
+            place = (name, str(distribution.locate_file("")))
+            if place in seen or _shadowed(name, distribution):
                 continue
+            seen.add(place)
             found += [
                 FoundEntryPoint(
                     origin=Origin(plugin=entry.name, target=entry.value, distribution=name, version=version),

@@ -47,6 +47,13 @@ def test_a_shadowed_distribution_does_not_count(site, tmp_path: Path, monkeypatc
     assert [found.origin.plugin for found in find_entry_points()] == ["new"]
 
 
+def test_a_folder_that_stands_twice_on_the_path_counts_once(site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.distribution("moeframe-a", "1.0", {"one": "a"}, {})
+    paths = [str(site.folder)] * 2
+    monkeypatch.setattr(entry_points, "distributions", functools.partial(distributions, path=paths))
+    assert [found.origin.plugin for found in find_entry_points()] == ["one"]
+
+
 def test_locating_a_module_runs_nothing_of_its_packages(site) -> None:
     site.module("pack.inner.plugin", "raise RuntimeError")
     site.module("pack.__init__", "raise RuntimeError")

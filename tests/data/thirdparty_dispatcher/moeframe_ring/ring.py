@@ -1,4 +1,5 @@
-"""`ring`: in round s, rank r sends to rank r + s and receives from rank r - s, point to point. gloo and NCCL.
+"""`ring`: in round s, rank r sends to rank r + s and receives from rank r - s, point to point. Any backend that can
+send and receive; tested on gloo.
 
 N rows leave this rank, one per assignment that is sent, sorted by expert and so by destination; R rows arrive, by
 source, then expert.

@@ -74,12 +74,12 @@ class Fsdp2(Sharding):
             for unit in plan.units:
                 plan.materialize(unit.name, mesh.device)
             return ReplicatedModel(model, plan, mesh, precision, bucket_bytes=0)
-        with_parameters = [unit.name for unit in plan.units[:-1] if unit.parameters]
+        units = [unit for unit in plan.units if _stands_alone(unit, plan, precision)]
         for unit in plan.units:
             plan.materialize(unit.name, mesh.device)
-            if unit.parameters or not unit.name:
-                # The backward of the last unit follows its forward at once, so freeing its weights would save nothing.
-                self._fully_shard(model, unit, mesh, precision, is_last=unit.name in ("", *with_parameters[-1:]))
+            if unit in units:
+                # The backward of the last unit follows its forward at once: freeing its weights would save nothing.
+                self._fully_shard(model, unit, mesh, precision, is_last=unit in units[-2:])
         _make_root(model)
         return Fsdp2Model(model, plan, mesh, precision)
 
@@ -107,6 +107,20 @@ class Fsdp2(Sharding):
         # A plain sum, by an operation that gloo has too.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _stands_alone(unit: Unit, plan: ModelPlan, precision: Precision) -> bool:
+    """Say whether a unit is gathered by itself.
+
+    A unit whose only distinction is its dtype (the router) joins the unit around it when that computes in the same one:
+    one gather and one reduction fewer.
+    """
+    if not unit.parameters or not unit.name:
+        return not unit.name
+    if "expert" in unit.roles or not unit.high_precision or precision.high != precision.compute:
+        return True
+    around = [other for other in plan.units if unit.name.startswith(f"{other.name}.")]
+    return not around or not around[0].parameters or "expert" in around[0].roles
 
 
 def _make_root(model: nn.Module) -> None:

@@ -220,11 +220,12 @@ def train(
     precision_name: Literal["float64", "float32", "bfloat16"] = "float64",
     by_phases: bool = False,
     device_name: str = "cpu",
+    dp_replicate: int = 1,
 ) -> Outcome:
     """One step of two micro-batches on this rank's share of the tokens."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     device = torch.device(device_name)
-    meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=1, ep=ep), device)
+    meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=dp_replicate, ep=ep), device)
     precision = Precision.of(precision_name)
     with torch.device("meta"):
         model = Toy(meshes)
@@ -306,6 +307,11 @@ def test_loss_gradients_norm_and_step_equal_one_process(
     ranks: RankPool, oracle: Outcome, name: str, options: dict[str, Any], world: int, ep: int
 ) -> None:
     for found in ranks.run(train, name, options, ep, world_size=world):
+        require_same(found, oracle, 1e-9)
+
+
+def test_replicas_of_the_data_ranks_change_nothing_for_replicate(ranks: RankPool, oracle: Outcome) -> None:
+    for found in ranks.run(train, "replicate", {}, 2, "float64", False, "cpu", 2, world_size=4):
         require_same(found, oracle, 1e-9)
 
 

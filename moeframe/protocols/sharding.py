@@ -96,7 +96,9 @@ class Meshes(Protocol):
     `dp` = dp_replicate x dp_shard = edp x ep. With one process and no process group every group is None, every size 1.
     """
 
-    device: torch.device
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
 
     def size(self, axis: str) -> int:
         """Number of ranks along the axis."""

@@ -86,19 +86,24 @@ class LoopExperts(_Experts):
         return torch.cat(out)
 
 
-class _KeepGradient(torch.autograd.Function):
-    """The identity; in backward, rows beyond the last group get zeros."""
+class _MaskGradient(torch.autograd.Function):
+    """The identity; in backward, rows that are not inside get zeros."""
 
     @staticmethod
-    def forward(ctx: Any, rows_RD: torch.Tensor, inside_R1: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, inside_R1: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(inside_R1)
-        return rows_RD.view_as(rows_RD)
+        return rows.view_as(rows)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_RD: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (inside_R1,) = ctx.saved_tensors
-        return torch.where(inside_R1, grad_RD, 0), None
+        return torch.where(inside_R1, grad, 0), None
+
+
+def _mask_gradient(rows: torch.Tensor, inside_R1: torch.Tensor) -> torch.Tensor:
+    masked: torch.Tensor = _MaskGradient.apply(rows, inside_R1)  # type: ignore[no-untyped-call]
+    return masked
 
 
 class GroupedMMExperts(_Experts):
@@ -112,17 +117,28 @@ class GroupedMMExperts(_Experts):
         counts_host: tuple[int, ...] | None,
     ) -> torch.Tensor:
         """Return (R, D): each row through its expert, times its gate; zeros beyond the counts."""
-        ends_E = counts_E.cumsum(0)
-        offsets_E = ends_E.to(torch.int32)
+        offsets_E = counts_E.cumsum(0, dtype=torch.int32)
         num_rows = rows_RD.shape[0]
-        inside_R1: torch.Tensor | None = None
         if counts_host is None or sum(counts_host) < num_rows:
-            inside_R1 = (torch.arange(num_rows, device=rows_RD.device) < ends_E[-1]).unsqueeze(-1)
-            rows_RD = _KeepGradient.apply(rows_RD, inside_R1)  # type: ignore[no-untyped-call]
-        dtype = rows_RD.dtype
-        gate_up_RF = F.grouped_mm(rows_RD, self.gate_up_proj.to(dtype).transpose(1, 2), offs=offsets_E)
-        hidden_RF = _gated(gate_up_RF, gates_R)
-        if inside_R1 is not None:
-            hidden_RF = torch.where(inside_R1, hidden_RF, 0)
-        out_RD = F.grouped_mm(hidden_RF, self.down_proj.to(dtype).transpose(1, 2), offs=offsets_E)
-        return out_RD if inside_R1 is None else torch.where(inside_R1, out_RD, 0)
+            inside_R1 = (torch.arange(num_rows, device=rows_RD.device) < offsets_E[-1]).unsqueeze(-1)
+            return self._masked(rows_RD, gates_R, offsets_E, inside_R1)
+        gate_up_RF = self._up(rows_RD, offsets_E)
+        out_RD = self._down(_gated(gate_up_RF, gates_R), offsets_E)
+        if out_RD.requires_grad:
+            # The backward of grouped_mm refuses the expanded gradients that a sum over rows sends.
+            out_RD.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        return out_RD
+
+    def _masked(
+        self, rows_RD: torch.Tensor, gates_R: torch.Tensor, offsets_E: torch.Tensor, inside_R1: torch.Tensor
+    ) -> torch.Tensor:
+        """Keep what lies beyond the last group out of every value and every gradient."""
+        gate_up_RF = torch.where(inside_R1, self._up(_mask_gradient(rows_RD, inside_R1), offsets_E), 0)
+        hidden_RF = _gated(gate_up_RF, torch.where(inside_R1.squeeze(-1), gates_R, 0))
+        return torch.where(inside_R1, self._down(_mask_gradient(hidden_RF, inside_R1), offsets_E), 0)
+
+    def _up(self, rows_RD: torch.Tensor, offsets_E: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(rows_RD, self.gate_up_proj.to(rows_RD.dtype).transpose(1, 2), offs=offsets_E)
+
+    def _down(self, hidden_RF: torch.Tensor, offsets_E: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(hidden_RF, self.down_proj.to(hidden_RF.dtype).transpose(1, 2), offs=offsets_E)

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from moeframe.config.moot import moot_keys
-from moeframe.config.scalars import MISSING_TEXT, kind_of
+from moeframe.config.scalars import kind_of
 from moeframe.config.schema import Recipe
-from moeframe.config.tree import Leaf, join
+from moeframe.config.tree import DEFAULT, Leaf, join
 from moeframe.config.typed import default_of
 
 __all__ = ["dump_recipe", "recipe_hash", "scalar_text"]
@@ -50,10 +50,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_str(dumper: _Dumper, value: str) -> yaml.ScalarNode:
     """Quote what a recipe would not read as text."""
-    ambiguous = kind_of(Leaf(value, quoted=False, origin=Leaf.of(None).origin)) != "text" or value in (
-        "None",
-        MISSING_TEXT,
-    )
+    ambiguous = kind_of(Leaf(value, quoted=False, origin=DEFAULT)) != "text" or value == "None"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if ambiguous else None)
 
 

@@ -91,8 +91,8 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     tree = merger.resolved()
     key_places = _key_places([*layers.documents, *(document for _, document in settings)])
     _drop_untouched_sections(tree, key_places)
-    unresolved = frozenset(problem.path for problem in merger.problems)
-    reader = Reader(key_places, top=Location(file=str(path), line=1, column=1), holes=unresolved)
+    known = frozenset(problem.path for problem in [*syntax, *merger.problems])
+    reader = Reader(key_places, top=Location(file=str(path), line=1, column=1), holes=known)
     recipe: Recipe = reader.read_dataclass(Recipe, tree, "")
     provenance = Provenance(reader.origins, key_places, tuple(layers.files), tree)
     if recipe.model is not HOLE:

@@ -7,7 +7,6 @@ that their section names: a later layer that names another one starts with no op
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -18,9 +17,6 @@ from moeframe.errors import Location, Problem
 __all__ = ["Merger"]
 
 _FLAGS: Final = {"allow_objects": True}
-_REFERENCE: Final = re.compile(r"\$\{[A-Za-z_]\w*(\.\w+)*\}")
-_OPENING: Final = re.compile(r"\$\{[^}]*\}?")
-_RESOLVER: Final = re.compile(r"\$\{\s*([\w.]*)\s*:")
 
 
 class Merger:
@@ -115,15 +111,12 @@ class Merger:
             return value
         if not isinstance(value, Expression):
             return self._resolve(value, config[key], path)
-        problem = _forbidden(value, path)
-        if problem is None:
-            from omegaconf.errors import OmegaConfBaseException
+        from omegaconf.errors import OmegaConfBaseException
 
-            try:
-                return self._settled(config[key], value, path)
-            except (OmegaConfBaseException, RecursionError) as error:
-                problem = _unresolved(value, path, error)
-        self.problems.append(problem)
+        try:
+            return self._settled(config[key], value, path)
+        except (OmegaConfBaseException, RecursionError) as error:
+            self.problems.append(_unresolved(value, path, error))
         return None
 
     def _settled(self, found: Any, expression: Expression, path: str) -> Tree:
@@ -148,24 +141,6 @@ def _place(tree: Tree) -> Location | None:
     if isinstance(tree, list):
         return next((_place(value) for value in tree), None)
     return tree.origin.where
-
-
-def _forbidden(expression: Expression, path: str) -> Problem | None:
-    """Return why an expression may not stand in a recipe, None when it may."""
-    where = expression.origin.where
-    call = _RESOLVER.search(expression)
-    if call is not None:
-        message = f"{str(expression)!r} calls the resolver {call[1]!r}; a recipe is data and runs none."
-        fix = "Write the value; only ${section.key} is looked up."
-        if call[1] == "oc.env":
-            variable = str(expression).split(":", 1)[1].split(",")[0].split("}")[0].strip() or "NAME"
-            fix = f'Give it on the command line instead: `moeframe run RECIPE {path}="${variable}"`.'
-        return Problem(path=path, message=message, fix=fix, where=where)
-    if str(expression).count("${") != len(_REFERENCE.findall(expression)):
-        bad = next(found for found in _OPENING.findall(expression) if not _REFERENCE.fullmatch(found))
-        message = f"{bad!r} is not an interpolation that a recipe may hold."
-        return Problem(path=path, message=message, fix="Write ${section.key}, such as ${train.seq_len}.", where=where)
-    return None
 
 
 def _unresolved(expression: Expression, path: str, error: BaseException) -> Problem:

@@ -24,9 +24,9 @@ def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
     The problem of a YAML anchor comes up wherever the anchor is used; it counts once.
     """
-    found: dict[tuple[str, str], Problem] = {}
+    found: dict[tuple[str, str, str], Problem] = {}
     for problem in problems:
-        found.setdefault((str(problem.where), problem.message), problem)
+        found.setdefault((str(problem.where), problem.message, problem.path.rpartition(".")[2]), problem)
     return tuple(sorted(found.values(), key=_position))
 
 

@@ -30,6 +30,8 @@ _AT_LEAST: Final[dict[str, int]] = {
     "train.seed": 0,
     "train.eval_every": 0,
     "train.eval_sequences": 1,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
     "launch.nnodes": 1,
     "launch.nproc_per_node": 1,
     "optimizer.lr_schedule.warmup_steps": 0,

@@ -14,13 +14,13 @@ from moeframe.config.tree import Leaf
 __all__ = ["MISSING_TEXT", "Kind", "describe", "is_null", "kind_of", "read_bool", "read_float", "read_int", "untyped"]
 
 MISSING_TEXT: Final = "???"
-"""A value that somebody else must give."""
+"""A value that somebody else must give; quoted too, since flow style demands quotes."""
 
 Kind: TypeAlias = Literal["text", "null", "bool", "yes_no", "int", "float", "sexagesimal", "date", "radix"]
 
 _NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLS: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_YES_NO: Final = frozenset({"y", "n", "yes", "no", "on", "off"})
+_YES_NO: Final = frozenset({"yes", "no", "on", "off"})  # y and n too by the letter of YAML 1.1, but no reader follows
 _INT: Final = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT: Final = re.compile(
     r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"

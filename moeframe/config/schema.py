@@ -10,6 +10,7 @@ from moeframe.model.config import DeepSeekV3Config
 
 __all__ = [
     "BACKEND_SECTIONS",
+    "CheckpointConfig",
     "ComputeConfig",
     "DataConfig",
     "DispatcherConfig",
@@ -140,6 +141,18 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the state of the job is saved. A run that a signal ends saves in any case."""
+
+    every: int = 0
+    """Save after every so many steps; 0: not between start and end."""
+    final: bool = True
+    """Save after the last step."""
+    keep: int = 2
+    """How many checkpoints stay; older ones are removed once a newer one is whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """How many processes `moeframe run` expects or starts."""
 
@@ -165,6 +178,7 @@ class Recipe:
     data: DataConfig
     optimizer: OptimizerConfig
     train: TrainConfig
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
 
     @property

@@ -105,7 +105,7 @@ class Reader:
     def read(self, hint: Any, tree: Tree, path: str) -> Any:  # noqa: PLR0911  one return for each kind of type
         """Return the value of type `hint` that the tree says, `HOLE` (and a problem) when it says none."""
         origin, arguments = get_origin(hint), get_args(hint)
-        if isinstance(tree, Leaf) and tree.text == MISSING_TEXT and not tree.quoted:
+        if isinstance(tree, Leaf) and tree.text == MISSING_TEXT:
             return self._missing(path, hint, tree)
         if origin in (Union, types.UnionType):
             return self._union(hint, arguments, tree, path)
@@ -199,7 +199,7 @@ class Reader:
         elif near:
             fix = f"Did you mean {near[0]!r}?"
         else:
-            fix = f"Keys of {section}: {', '.join(known)}." if known else f"{section} takes no keys."
+            fix = f"Keys of {section}: {', '.join(known)}." if known else f"There is nothing to set in {section}."
         self._complain(here, f"unknown key {key!r}.", fix, None)
         return near[0] if near else None
 

@@ -59,7 +59,7 @@ def other_reading(leaf: Leaf) -> str:
     """Return how to write the other reading of an ambiguous scalar."""
     kind = kind_of(leaf)
     if kind == "yes_no":
-        return f"write {'true' if leaf.text.lower() in ('y', 'yes', 'on') else 'false'}"
+        return f"write {'true' if leaf.text.lower() in ('yes', 'on') else 'false'}"
     return "write a plain decimal number"
 
 
@@ -71,9 +71,9 @@ def advice(hint: Any, leaf: Leaf) -> str:  # noqa: PLR0911  one return for each 
     if kind == "null":
         return "Give a value, or remove the line."
     if hint is bool:
-        if leaf.text.lower() in ("y", "yes", "on", "true"):
+        if leaf.text.lower() in ("yes", "on", "true"):
             return "Write true."
-        return "Write false." if leaf.text.lower() in ("n", "no", "off", "false") else "Write true or false."
+        return "Write false." if leaf.text.lower() in ("no", "off", "false") else "Write true or false."
     unquoted = Leaf(leaf.text, quoted=False, origin=leaf.origin)
     if leaf.quoted and (read_int(unquoted) if hint is int else read_float(unquoted)) is not None:
         return f"Remove the quotes: {leaf.text}."

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import yaml
 
+from moeframe.config.interpolation import forbidden_interpolation
 from moeframe.config.scalars import kind_of
 from moeframe.config.tree import Expression, Leaf, Origin, Tree, join
 from moeframe.errors import Location, Problem
@@ -170,7 +171,7 @@ class _Builder:
             )
             return Leaf("", quoted=False, origin=self.origin(node, anchor))
         if isinstance(node, yaml.ScalarNode):
-            return self._leaf(node, anchor)
+            return self._leaf(node, path, anchor)
         if id(node) in self.open_nodes:
             self.complain(path, f"the anchor {anchor!r} contains itself.", "Write the value out.", self.place(node))
             return {}
@@ -184,12 +185,18 @@ class _Builder:
         self.open_nodes.pop()
         return made
 
-    def _leaf(self, node: yaml.ScalarNode, anchor: str | None) -> Leaf | Expression:
+    def _leaf(self, node: yaml.ScalarNode, path: str, anchor: str | None) -> Leaf | Expression:
         """Return a scalar as it was written."""
         leaf = Leaf(node.value, quoted=node.style is not None, origin=self.origin(node, anchor))
         if not leaf.quoted and node.tag == f"{_TAG}str" and kind_of(leaf) in ("null", "bool", "int"):
             leaf.quoted = True  # an explicit !!str is as good as quotes
-        return Expression.of(leaf) if "${" in leaf.text else leaf
+        if "${" not in leaf.text:
+            return leaf
+        problem = forbidden_interpolation(leaf, path)
+        if problem is None:
+            return Expression.of(leaf)
+        self.document.problems.append(problem)
+        return leaf
 
     def _mapping(self, node: yaml.MappingNode, path: str, anchor: str | None) -> dict[str, Tree]:
         """Return a mapping; its own keys win over merged ones (``<<``), an earlier merge over a later one."""
@@ -261,6 +268,8 @@ def _spoken(error: yaml.MarkedYAMLError, snippet: str | None) -> tuple[str, str]
         return "the file holds more than one YAML document.", "Remove the second `---`."
     if "undefined alias" in problem:
         return f"not valid YAML: {problem}.", "Define the anchor (&name) above its first use, in the same file."
+    if "found '?'" in problem and "???" in f"{snippet}":
+        return "not valid YAML: ??? cannot stand bare inside {...} or [...].", 'Quote it: "???".'
     if problem == "mapping values are not allowed here":
         return f"not valid YAML: {problem}.", "Look for a second colon in the line, or for wrong indentation."
     context = f" {error.context}," if error.context and error.problem else ""

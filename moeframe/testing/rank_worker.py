@@ -162,15 +162,21 @@ def _process_group(call: Call, device: str) -> Iterator[None]:
     if device == "cuda":
         torch.cuda.set_device(call.rank)
         options["device_id"] = torch.device("cuda", call.rank)
+    limit = datetime.timedelta(seconds=call.timeout_s)
+    store = distributed.FileStore(call.store, call.world_size)  # type: ignore[attr-defined]  # untyped export
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        store=distributed.FileStore(call.store, call.world_size),  # type: ignore[attr-defined]  # untyped export
+        store=store,
         rank=call.rank,
         world_size=call.world_size,
-        timeout=datetime.timedelta(seconds=call.timeout_s),
+        timeout=limit,
         **options,
     )
     try:
+        # A function without a collective could end, and close its connections, while another rank still connects.
+        if store.add("connected", 1) == call.world_size:
+            store.set("all connected", "")
+        store.wait(["all connected"], limit)
         yield
     finally:
         # Also closes every connection, which wakes the ranks that wait for this one.

@@ -76,6 +76,8 @@ class Faulty(LocalDispatcher):
         out_TD = super().combine(rows_RD, dispatched)
         if self.fault == "doubles gradients":
             return out_TD * 2 - out_TD.detach()
+        if self.fault == "reads uninitialised memory":
+            return out_TD + torch.empty_like(out_TD) * 0
         if self.fault == "random":
             return out_TD + torch.rand(())
         return out_TD
@@ -132,6 +134,11 @@ def test_wrong_rows_and_values_are_found(ranks: RankPool, fault: str, message: s
 def test_reading_padding_is_found(ranks: RankPool) -> None:
     with pytest.raises(RankError, match=r"dropped, call 0, rank 0: output: 64 of 64 elements differ.* nan"):
         ranks.run(checks.check_workload, subject("reads padding"), "dropped", world_size=1)
+
+
+def test_reading_uninitialised_memory_is_found(ranks: RankPool) -> None:
+    with pytest.raises(RankError, match=r"ragged, call 0, rank 0: output: .* nan, expected"):
+        ranks.run(checks.check_poisoned_buffers, subject("reads uninitialised memory"), world_size=1)
 
 
 def test_state_in_the_object_is_found(ranks: RankPool) -> None:

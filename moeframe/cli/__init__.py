@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Final
 
 from moeframe.errors import MoeframeError, RecipeError
 
-__all__ = ["error_text", "main"]
+__all__ = ["error_text", "main", "with_resume_value"]
+
+_YAML: Final = (".yaml", ".yml")
 
 
 def main() -> None:
@@ -18,10 +22,24 @@ def main() -> None:
     from moeframe.cli.app import app
 
     try:
-        app(prog_name="moeframe")
+        app(args=with_resume_value(sys.argv[1:]), prog_name="moeframe")
     except MoeframeError as error:
         sys.stderr.write(f"{error_text(error)}\n")
         sys.exit(error.exit_code)
+
+
+def with_resume_value(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `latest` behind a `--resume` that names no run directory.
+
+    What follows belongs to something else when it is an option, an override (``key=value``) or a recipe file.
+    """
+    found: list[str] = []
+    for number, argument in enumerate(arguments):
+        found.append(argument)
+        following = arguments[number + 1] if number + 1 < len(arguments) else "-"
+        if argument == "--resume" and (following.startswith("-") or "=" in following or following.endswith(_YAML)):
+            found.append("latest")
+    return found
 
 
 def error_text(error: MoeframeError) -> str:

@@ -57,12 +57,23 @@ def _global(
 
 @app.command("run")
 def _run(
-    context: typer.Context, recipe: RecipeArgument, overrides: OverridesArgument = None, plugin: PluginOption = None
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    plugin: PluginOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[RUN_DIR]",
+            help="Go on from the last whole checkpoint of a run; without RUN_DIR: of the newest one of this recipe.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Check a recipe, start its processes, train."""
     from moeframe.cli.run import run
 
-    raise typer.Exit(run(recipe, overrides or [], _plugins(context, plugin)))
+    raise typer.Exit(run(recipe, overrides or [], _plugins(context, plugin), resume))
 
 
 @app.command("check")

@@ -11,10 +11,10 @@ from moeframe.config.compose import Composition, Part, compose
 from moeframe.config.dump import scalar_text
 from moeframe.config.load import read_recipe
 from moeframe.config.schema import BACKEND_SECTIONS
-from moeframe.config.sizes import parameter_counts
 from moeframe.config.typed import default_of
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
+from moeframe.model.counts import count_parameters
 
 __all__ = ["check"]
 
@@ -70,7 +70,7 @@ def _batch(composition: Composition) -> str:
 def _model(composition: Composition) -> str:
     """Return the size of the model."""
     model = composition.recipe.model
-    counts = parameter_counts(model)
+    counts = count_parameters(model)
     mtp = f", and {counts.mtp:,} in {model.num_nextn_predict_layers} MTP module(s)" if counts.mtp else ""
     numbers = f"{counts.total:,} parameters, {counts.activated:,} active for a token{mtp}"
     return f"{model.family}, {composition.recipe.train.precision}, {numbers}"

@@ -15,12 +15,13 @@ from moeframe.train.start import start
 __all__ = ["run"]
 
 
-def run(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]) -> int:
-    """Check everything that can be checked, start the processes, and return the exit code."""
+def run(recipe: Path, overrides: Sequence[str], plugins: Sequence[str], resume: str | None = None) -> int:
+    """Check everything that can be checked, start the processes, and return the exit code.
+
+    `resume` is a run directory or ``latest``; None starts a new run.
+    """
     loaded = read_recipe(recipe, overrides)
     host = build_plugin_manager(plugins, wanted=loaded.backends)
     world = detect()
-    composition = compose(
-        loaded, Catalog(host), world_size=None if world.launcher == "none" else world.world_size
-    )
-    return start(loaded, composition, plugins)
+    composition = compose(loaded, Catalog(host), world_size=None if world.launcher == "none" else world.world_size)
+    return start(composition, plugins, resume)

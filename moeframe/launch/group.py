@@ -66,14 +66,17 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if world.launcher == "none" or dist.is_initialized():
         yield
         return
-    arguments = {"rank": world.rank, "world_size": world.world_size, "timeout": TIMEOUT}
     if world.launcher == "slurm":
         os.environ.setdefault("MASTER_PORT", "29500")
         os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
-    if device.type == "cuda":
-        dist.init_process_group("nccl", init_method=os.environ.get(RENDEZVOUS, "env://"), device_id=device, **arguments)
-    else:
-        dist.init_process_group("gloo", init_method=os.environ.get(RENDEZVOUS, "env://"), **arguments)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=os.environ.get(RENDEZVOUS, "env://"),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
     try:
         yield
     finally:

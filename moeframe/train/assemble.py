@@ -55,9 +55,13 @@ class Job:
     validation_data: Dataset
     _open: ExitStack
 
-    def train(self, run_dir: Path | None = None, *, progress: bool = True) -> Summary:
-        """Run every step of the recipe; rank 0 writes metrics.jsonl when `run_dir` is an existing run directory."""
-        return Trainer(self, None if run_dir is None else RunDirectory(run_dir), progress=progress).run()
+    def train(self, run_dir: Path | None = None, *, resume_step: int = 0, progress: bool = True) -> Summary:
+        """Run every step of the recipe, from the checkpoint of `resume_step` on unless that is 0.
+
+        Rank 0 writes metrics, all ranks checkpoints, when `run_dir` is an existing run directory.
+        """
+        place = None if run_dir is None else RunDirectory(run_dir)
+        return Trainer(self, place, resume_step=resume_step, progress=progress).run()
 
     def __enter__(self) -> Self:
         """Return the job."""
@@ -194,7 +198,7 @@ def _schedule_context(composition: Composition, meshes: Meshes) -> ScheduleConte
 
 def _data(composition: Composition, split: Literal["train", "validation"]) -> Dataset:
     recipe = composition.recipe
-    return composition.data.build(
+    dataset: Dataset = composition.data.build(
         DatasetContext(
             seq_len=recipe.train.seq_len,
             vocab_size=recipe.model.vocab_size,
@@ -204,6 +208,7 @@ def _data(composition: Composition, split: Literal["train", "validation"]) -> Da
             top_k=recipe.model.num_experts_per_tok,
         )
     )
+    return dataset
 
 
 def _require_data(recipe: Recipe, train_data: Dataset, validation_data: Dataset) -> None:

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from moeframe.errors import MoeframeError
 from moeframe.trace import Place
 
-__all__ = ["Failure", "read_failures", "write_failure"]
+__all__ = ["Failure", "failure_file", "read_failures", "root_cause", "watching_the_others", "write_failure"]
 
-_SECONDHAND = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError", "Timed out waiting")
+_LOG = logging.getLogger(__name__)
+
+_SECONDHAND = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Remote process",
+    "remote process",
+)
 """What a rank says when another one has gone: never the root cause when there is any other report."""
+
+_WAIT_FOR_ROOT_S = 3.0
+"""How long a rank that lost a peer waits for that peer's own report."""
+
+_POLL_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +57,18 @@ class Failure:
         """Return rank, place and error in one line."""
         return f"rank {self.rank} failed at {self.place}: {self.error}"
 
+    @property
+    def full(self) -> str:
+        """The traceback, then the line; no traceback for refused input, which helps nobody there."""
+        return str(self) if self.exit_code == 2 else f"{self.traceback.rstrip()}\n{self}"
 
-def write_failure(path: Path, error: BaseException, *, rank: int, place: Place) -> Failure:
+
+def failure_file(log_dir: Path, rank: int) -> Path:
+    """Return where a rank says why it failed."""
+    return log_dir / f"failure-rank-{rank}.json"
+
+
+def write_failure(log_dir: Path, error: BaseException, *, rank: int, place: Place) -> Failure:
     """Write the report of this rank and return it."""
     text = str(error) if isinstance(error, MoeframeError) else f"{type(error).__name__}: {error}"
     failure = Failure(
@@ -51,6 +80,7 @@ def write_failure(path: Path, error: BaseException, *, rank: int, place: Place) 
         time=time.time(),
         exit_code=error.exit_code if isinstance(error, MoeframeError) else 1,
     )
+    path = failure_file(log_dir, rank)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(failure), indent=2) + "\n", encoding="utf-8")
     part.replace(path)
@@ -59,7 +89,43 @@ def write_failure(path: Path, error: BaseException, *, rank: int, place: Place) 
 
 def read_failures(log_dir: Path) -> list[Failure]:
     """Return the reports of a run, root cause first: first-hand errors before second-hand ones, then by time."""
-    failures = [
-        Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in log_dir.glob("failure-rank-*.json")
-    ]
+    failures = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in log_dir.glob("failure-rank-*.json")]
     return sorted(failures, key=lambda failure: (failure.secondhand, failure.time, failure.rank))
+
+
+def root_cause(log_dir: Path, own: Failure) -> Failure:
+    """Return the report of the rank that failed first; waits a little when this rank only lost a peer."""
+    until = time.monotonic() + (_WAIT_FOR_ROOT_S if own.secondhand else 0.0)
+    while True:
+        first = read_failures(log_dir)[0]
+        if not first.secondhand or time.monotonic() > until:
+            return first
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def watching_the_others(log_dir: Path, rank: int) -> Iterator[None]:
+    """End this process soon after another rank has reported a failure of its own.
+
+    A rank that waits inside a collective runs no Python signal handler, and some backends never notice that a peer is
+    gone. This thread does: it gives the main thread a few seconds to fail by itself, says why and ends the process.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_POLL_S):
+            others = [failure for failure in read_failures(log_dir) if failure.rank != rank and not failure.secondhand]
+            if others and not over.wait(_WAIT_FOR_ROOT_S):
+                message = f"rank {rank} ends because another rank has failed.\n{others[0].full}"
+                _LOG.error("%s", message)
+                sys.stderr.write(f"error: {message}\n")
+                sys.stderr.flush()
+                os._exit(others[0].exit_code)
+
+    thread = threading.Thread(target=watch, name="moeframe-failure-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

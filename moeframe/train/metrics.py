@@ -35,12 +35,16 @@ PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "B
 
 @dataclass(frozen=True, kw_only=True)
 class StepTokens:
-    """What all ranks agreed on before the first backward. `stop` is the signal that ends the job, 0: go on."""
+    """What all ranks agreed on before the first backward.
+
+    `stop` is the signal that ends the job, 0: go on. `save_failed`: on some rank the checkpoint under way has failed.
+    """
 
     loss_tokens: int
     mtp_tokens: tuple[int, ...]
     valid_tokens: int
-    stop: int
+    stop: int = 0
+    save_failed: bool = False
 
 
 def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
@@ -50,7 +54,13 @@ def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def agree_on_tokens(
-    micro_batches: list[MicroBatch], *, mtp_depth: int, copies: int, device: torch.device, stop: int = 0
+    micro_batches: list[MicroBatch],
+    *,
+    mtp_depth: int,
+    copies: int,
+    device: torch.device,
+    stop: int = 0,
+    save_failed: bool = False,
 ) -> StepTokens:
     """Count the tokens of the whole step over all ranks, and agree on stopping.
 
@@ -60,24 +70,27 @@ def agree_on_tokens(
         copies: ranks that see the same micro-batches (pipeline ranks); the counts are divided by it.
         device: where collectives run.
         stop: the signal this process received, 0 for none. SIGTERM on any rank goes before SIGINT.
+        save_failed: whether the checkpoint that this rank writes in the background has failed.
 
     Blocks the host once.
     """
-    local = torch.zeros(2 + mtp_depth + 2, dtype=torch.int64, device=device)
+    local = torch.zeros(2 + mtp_depth + 3, dtype=torch.int64, device=device)
     for batch in micro_batches:
         local[0] += (batch.targets != IGNORED).sum()
         local[1] += batch.input_ids.numel() if batch.valid is None else batch.valid.sum()
         for depth, targets in enumerate(batch.mtp_targets):
             local[2 + depth] += (targets != IGNORED).sum()
+    local[-3] += save_failed
     local[-2] += stop == signal.SIGINT
     local[-1] += stop == signal.SIGTERM
     loss_tokens, valid_tokens, *rest = _sum_over_ranks(local).tolist()
-    *mtp_tokens, interrupts, terminations = rest
+    *mtp_tokens, failures, interrupts, terminations = rest
     return StepTokens(
         loss_tokens=loss_tokens // copies,
         valid_tokens=valid_tokens // copies,
         mtp_tokens=tuple(count // copies for count in mtp_tokens),
         stop=signal.SIGTERM if terminations else signal.SIGINT if interrupts else 0,
+        save_failed=failures > 0,
     )
 
 
@@ -143,7 +156,7 @@ def gather_sums(result: StepResult, counters: Counters) -> StepSums:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the largest peak of any rank: allocated device memory on a GPU, resident memory of the process on a CPU."""
+    """Return the largest peak of any rank: allocated device memory on a GPU, resident memory on a CPU."""
     if device.type == "cuda":
         own = torch.cuda.max_memory_allocated(device)
     else:
@@ -165,8 +178,14 @@ def peak_flops(device: torch.device) -> float | None:
 class MetricsFile:
     """metrics.jsonl: one line a step, whole lines only."""
 
-    def __init__(self, path: Path) -> None:
-        """Append to `path`."""
+    def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
+        """Append to `path`, which keeps its first `keep_steps` steps: later ones are about to be trained again."""
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= keep_steps]
+            part = path.with_name(f".{path.name}.part")
+            part.write_text("".join(whole), encoding="utf-8")
+            part.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, metrics: Mapping[str, Any]) -> None:

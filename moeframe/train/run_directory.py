@@ -23,8 +23,9 @@ _DISTRIBUTIONS = ("moeframe", "torch", "numpy", "omegaconf", "pluggy", "safetens
 
 
 class RunDirectory:
-    """``<output_dir>/<recipe name>/<UTC time>-<short id>/`` with recipe.yaml, environment.json, ranks.json,
-    metrics.jsonl and log/.
+    """``<output_dir>/<recipe name>/<UTC time>-<short id>/``.
+
+    It holds recipe.yaml, environment.json, ranks.json, metrics.jsonl, summary.json, log/ and checkpoints/.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,9 +65,10 @@ class RunDirectory:
         """Logs by rank."""
         return self.path / "log"
 
-    def failure_file(self, rank: int) -> Path:
-        """Where a rank that fails says why."""
-        return self.log_dir / f"failure-rank-{rank}.json"
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints by step."""
+        return self.path / "checkpoints"
 
     def write_json(self, name: str, content: Mapping[str, Any] | Sequence[Any]) -> None:
         """Write a small file of the directory whole or not at all."""
@@ -75,8 +77,10 @@ class RunDirectory:
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         part.replace(target)
 
-    def write_environment(self, world: World, *, device: str, plugins: Sequence[str]) -> None:
-        """Record versions, launcher and machine."""
+    def write_environment(
+        self, world: World, *, device: str, plugins: Sequence[str], launch: Mapping[str, Any] | None
+    ) -> None:
+        """Record versions, launcher and machine; `launch` is what restarts of the same job share."""
         versions = {}
         for distribution in _DISTRIBUTIONS:
             try:
@@ -92,7 +96,7 @@ class RunDirectory:
                 "platform": platform.platform(),
                 "device": device,
                 "launcher": world.launcher,
-                "run_id": world.run_id,
+                "launch": launch,
                 "world_size": world.world_size,
             },
         )

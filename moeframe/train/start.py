@@ -8,132 +8,164 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from moeframe.config.compose import Composition
-from moeframe.config.load import LoadedRecipe, dump_recipe
-from moeframe.errors import TopologyError
+from moeframe.config.schema import Recipe
+from moeframe.errors import JobFailedError, TopologyError, UserInputError
 from moeframe.launch.environment import World, detect
 from moeframe.launch.local import Outcome, run_local
-from moeframe.train.failure import Failure, read_failures
+from moeframe.train.failure import read_failures
 from moeframe.train.progress import duration
+from moeframe.train.resume import Opened, locked, open_run
 from moeframe.train.run_directory import RunDirectory
 
 __all__ = ["start"]
 
+T = TypeVar("T")
 
-def start(loaded: LoadedRecipe, composition: Composition, plugins: Sequence[str]) -> int:
+
+def start(composition: Composition, plugins: Sequence[str], resume: str | None = None) -> int:
     """Run a checked recipe to its end and return the exit code of the command.
 
+    Args:
+        composition: of the recipe.
+        plugins: modules of plugins that are not installed.
+        resume: as in `moeframe.train.resume.open_run`.
+
     Raises:
-        UserInputError: the run directory cannot be made, or the recipe spans nodes and nothing started its processes.
+        UserInputError: the run directory cannot be made, found or held, or the recipe spans nodes and nothing started
+            its processes.
+        JobFailedError: the job failed; under torchrun or Slurm, where this process is a rank.
     """
     world = detect()
+    recipe = composition.recipe
     if world.launcher != "none":
-        return _join(loaded, world, plugins)
-    recipe = loaded.recipe
+        return _join(recipe, world, plugins, resume)
     if recipe.launch.nnodes > 1:
         raise TopologyError(
             f"launch.nnodes = {recipe.launch.nnodes}: one command cannot start processes on other nodes. Start "
             f"`moeframe run` on every node with torchrun or srun, or use launch.nnodes=1."
         )
-    run_dir = RunDirectory.create(Path(recipe.train.output_dir), recipe.name)
-    run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
-    print(headline(composition, run_dir))
-    command = [sys.executable, "-m", "moeframe.train.worker", str(run_dir.path), *plugins]
-    outcome = run_local(command, recipe.launch.nproc_per_node, run_dir.log_dir)
+    opened = open_run(recipe, resume, world)
+    run_dir = opened.run_dir
+    with locked(run_dir):
+        print(headline(composition, opened))
+        command = [sys.executable, "-m", "moeframe.train.worker", str(run_dir.path), str(opened.step), *plugins]
+        outcome = run_local(command, recipe.launch.nproc_per_node, run_dir.log_dir)
     return report(run_dir, outcome)
 
 
-def headline(composition: Composition, run_dir: RunDirectory) -> str:
+def headline(composition: Composition, opened: Opened) -> str:
     """Return what is about to run, in two lines."""
     recipe, degrees = composition.recipe, composition.degrees
+    processes = "1 process" if degrees.world == 1 else f"{degrees.world} processes"
+    resumed = f", from the checkpoint of step {opened.step}" if opened.step else ""
     return (
-        f"{recipe.name}: {degrees.world} process(es), ep {degrees.ep}, data ranks {degrees.data_ranks}; "
+        f"{recipe.name}: {processes}, ep {degrees.ep}; "
         f"{recipe.dispatcher.name} + {recipe.sharding.name} + {recipe.schedule.name} + {recipe.compute.name}, "
         f"{recipe.train.precision}, {recipe.train.steps} steps on {recipe.data.name}\n"
-        f"run directory: {run_dir.path}"
+        f"run directory: {opened.run_dir.path}{resumed}"
     )
 
 
 def report(run_dir: RunDirectory, outcome: Outcome) -> int:
-    """Tell the user how the run ended, and return the exit code."""
+    """Tell the user how the local processes ended, and return the exit code."""
     summary_file = run_dir.path / "summary.json"
     if summary_file.exists() and all(code in (0, 128 + outcome.received) for code in outcome.codes):
         summary = json.loads(summary_file.read_text(encoding="utf-8"))
         print(closing_words(run_dir, summary))
-        return 128 + summary["stopped_by"] if summary["stopped_by"] else 0
-    if outcome.received and outcome.first_failed is not None:
-        name = signal.Signals(outcome.received).name
-        print(f"ended by {name}; logs: {run_dir.log_dir}", file=sys.stderr)
-        return 128 + outcome.received
+        return 128 + int(summary["stopped_by"]) if summary["stopped_by"] else 0
     failures = read_failures(run_dir.log_dir)
-    if failures:
-        return _report_failure(failures[0], run_dir)
+    if failures and not failures[0].secondhand:
+        print(f"{failures[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)
+        return failures[0].exit_code
+    if outcome.received:
+        name = signal.Signals(outcome.received).name
+        print(f"ended by {name} before a step boundary; nothing was saved. logs: {run_dir.log_dir}", file=sys.stderr)
+        return 128 + outcome.received
     rank = outcome.first_failed
     assert rank is not None
     code = outcome.codes[rank]
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    print(f"error: rank {rank} {how} without a report; see {run_dir.log_dir}", file=sys.stderr)
+    place = f"; another rank lost it at {failures[0].place}" if failures else ""
+    print(f"rank {rank} {how} without a report of its own{place}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
     return 1
-
-
-def _report_failure(root: Failure, run_dir: RunDirectory) -> int:
-    if root.exit_code != 2:  # the traceback of a refused input helps nobody
-        print(root.traceback, file=sys.stderr, end="")
-    print(f"error: {root}\nlogs: {run_dir.log_dir}", file=sys.stderr)
-    return root.exit_code
 
 
 def closing_words(run_dir: RunDirectory, summary: dict[str, Any]) -> str:
     """Return the summary that a person reads last: results, where they lie, what to try next."""
     metrics = summary["metrics"]
-    lines = []
     if summary["stopped_by"]:
         name = signal.Signals(summary["stopped_by"]).name
-        lines.append(f"stopped by {name} after {summary['steps_done']} steps in {duration(summary['seconds'])}")
+        lines = [f"stopped by {name} after {summary['steps_done']} steps in {duration(summary['seconds'])}"]
     else:
-        lines.append(f"done: {summary['steps_done']} steps in {duration(summary['seconds'])}")
+        lines = [f"done: {summary['steps_done']} steps in {duration(summary['seconds'])}"]
     if metrics:
+        held_out = summary["validation_loss"]
         lines.append(
             f"  loss {metrics['loss']:.3f}, ce_loss {metrics['ce_loss']:.3f}"
-            + (f", validation {summary['validation_loss']:.3f}" if summary["validation_loss"] is not None else "")
+            + (f", validation {held_out:.3f}" if held_out is not None else "")
             + f", largest expert load {1 + metrics['max_violation']:.2f} x the mean"
         )
     lines += [
         f"  metrics: {run_dir.metrics_file}",
         f"  recipe:  {run_dir.recipe_file}",
         f"  logs:    {run_dir.log_dir}",
-        "next: append key=value to change anything, for example dispatcher.name=allgather or sharding.name=replicate;",
-        "      `moeframe explain RECIPE` shows every key and where its value came from, `moeframe plugins` every backend.",
     ]
+    if summary["stopped_by"]:
+        lines.append(f"next: go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`.")
+    else:
+        lines += [
+            "next: append key=value to change anything, such as dispatcher.name=allgather or sharding.name=replicate;",
+            "      `moeframe explain RECIPE` shows every key and its origin, `moeframe plugins` every backend.",
+        ]
     return "\n".join(lines)
 
 
-def _join(loaded: LoadedRecipe, world: World, plugins: Sequence[str]) -> int:
-    """Work as one rank of a job that a launcher started; rank 0 makes the run directory."""
-    import torch.distributed as dist
+def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | None) -> int:
+    """Work as one rank of a job that a launcher started; rank 0 finds and holds the run directory."""
+    from torch.distributed.elastic.multiprocessing.errors import record
 
     from moeframe.launch.group import choose_device, joined
     from moeframe.train.worker import work
 
-    recipe = loaded.recipe
-    with joined(world, choose_device(recipe.launch.device, world)):
-        chosen: list[str | Exception] = [""]
-        if world.rank == 0:
+    def rank() -> int:
+        with joined(world, choose_device(recipe.launch.device, world)):
+            opened = _on_rank_0(world, lambda: open_run(recipe, resume, world))
+            held = locked(opened.run_dir)
+            _on_rank_0(world, held.__enter__)
             try:
-                run_dir = RunDirectory.create(Path(recipe.train.output_dir), recipe.name)
-                run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
-                chosen[0] = str(run_dir.path)
-            except Exception as error:  # noqa: BLE001  every rank must hear of it
-                chosen[0] = error
-        dist.broadcast_object_list(chosen, src=0)
-        if isinstance(chosen[0], Exception):
-            raise chosen[0]
-        run_dir = RunDirectory(Path(chosen[0]))
-        summary = work(run_dir, plugins)
+                summary = work(opened.run_dir, opened.step, plugins)
+            finally:
+                if world.rank == 0:
+                    held.__exit__(None, None, None)
+            if world.rank == 0:
+                print(closing_words(opened.run_dir, summary.as_json()))
+            return 128 + summary.stopped_by if summary.stopped_by else 0
+
+    # torchrun prints what `record` writes as the root cause, with its traceback.
+    code = record(rank)()
+    assert code is not None
+    return code
+
+
+def _on_rank_0(world: World, call: Callable[[], T]) -> T:
+    """Call on rank 0 and give every rank its result, or raise its error on every rank."""
+    import torch.distributed as dist
+
+    answer: list[Any] = [None, None]
     if world.rank == 0:
-        print(closing_words(run_dir, summary.as_json()))
-    return 128 + summary.stopped_by if summary.stopped_by else 0
+        try:
+            answer[0] = call()
+        except UserInputError as error:
+            answer[1] = ("input", str(error))
+        except Exception as error:  # noqa: BLE001  every rank must hear of it
+            answer[1] = ("job", f"{type(error).__name__}: {error}")
+    dist.broadcast_object_list(answer, src=0)
+    result: T = answer[0]
+    if answer[1] is not None:
+        kind, message = answer[1]
+        raise UserInputError(message) if kind == "input" else JobFailedError(message)
+    return result

@@ -18,6 +18,7 @@ from moeframe import trace
 from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
 from moeframe.protocols.schedule import StepResult
+from moeframe.train.checkpoint import Checkpoints
 from moeframe.train.data import BatchPlan, DataOrder, make_micro_batch, padding_sequence
 from moeframe.train.learning_rate import learning_rate
 from moeframe.train.metrics import (
@@ -68,14 +69,27 @@ class Computed:
 class Trainer:
     """Trains a job. Rank 0 writes metrics.jsonl and shows progress; all ranks compute the same numbers."""
 
-    def __init__(self, job: Job, run_dir: RunDirectory | None = None, *, progress: bool = True) -> None:
-        """Prepare the loop. Without a run directory nothing is written."""
+    def __init__(
+        self, job: Job, run_dir: RunDirectory | None = None, *, resume_step: int = 0, progress: bool = True
+    ) -> None:
+        """Prepare the loop, and load the checkpoint of `resume_step` unless that is 0. Collective.
+
+        Without a run directory nothing is written.
+        """
         self._job = job
+        self._first_step = resume_step
         recipe, meshes = job.recipe, job.meshes
         self._train = recipe.train
         first = job.world.rank == 0
-        self._metrics_file = MetricsFile(run_dir.metrics_file) if run_dir is not None and first else None
-        self._progress = Progress(self._train.steps) if progress and first else None
+        self._metrics_file = None
+        if run_dir is not None and first:
+            self._metrics_file = MetricsFile(run_dir.metrics_file, keep_steps=resume_step)
+        self._progress = Progress(self._train.steps, first_step=resume_step) if progress and first else None
+        self._checkpoints: Checkpoints | None = None
+        if run_dir is not None:
+            self._checkpoints = Checkpoints(run_dir.checkpoints, job, keep=recipe.checkpoint.keep)
+            if resume_step:
+                self._checkpoints.load(resume_step)
         self._batches = BatchPlan(
             global_batch_size=self._train.global_batch_size,
             micro_batch_size=self._train.micro_batch_size,
@@ -95,12 +109,13 @@ class Trainer:
         started = time.monotonic()
         metrics: dict[str, Any] = {}
         validation: float | None = None
-        done = 0
+        done, stopped_by = self._first_step, 0
         with self._listening_to_signals():
             while done < self._train.steps:
                 outcome = self.step(done)
                 if isinstance(outcome, int):
-                    return self._summary(done, metrics, validation, started, stopped_by=outcome)
+                    stopped_by = outcome
+                    break
                 done += 1
                 metrics = outcome
                 every = self._train.eval_every
@@ -108,13 +123,32 @@ class Trainer:
                     validation = self.evaluate()
                     metrics["validation_loss"] = validation
                 self._report(done, metrics)
-        return self._summary(done, metrics, validation, started, stopped_by=0)
+                self._save_if_due(done)
+            self._save_last(done, stopped_by)
+        return self._summary(done, metrics, validation, started, stopped_by=stopped_by)
+
+    def _save_if_due(self, done: int) -> None:
+        every = self._job.recipe.checkpoint.every
+        if self._checkpoints is not None and every and done % every == 0:
+            self._checkpoints.save(done)
+
+    def _save_last(self, done: int, stopped_by: int) -> None:
+        """Save when a signal ended the run, and after the last step if the recipe says so; wait until all is whole."""
+        if self._checkpoints is None:
+            return
+        with trace.span(phase="save"):
+            if done > self._first_step and (stopped_by or self._job.recipe.checkpoint.final):
+                self._checkpoints.save(done)
+            self._checkpoints.wait()
 
     def step(self, step: int) -> dict[str, Any] | int:
         """Run optimizer step number `step`, counted from 0.
 
         Returns:
             The metrics of the step, or the signal that all ranks agreed to stop for, before anything was computed.
+
+        Raises:
+            JobFailedError: the checkpoint under way has failed on some rank.
         """
         begun = time.perf_counter()
         with trace.at(step=step + 1):
@@ -138,7 +172,11 @@ class Trainer:
         job = self._job
         with trace.span(phase="data"):
             micro_batches = self._micro_batches(step)
-            tokens = self._agree(micro_batches, stop=self._stop)
+            failed = self._checkpoints is not None and self._checkpoints.failed()
+            tokens = self._agree(micro_batches, stop=self._stop, save_failed=failed)
+        if tokens.save_failed:
+            assert self._checkpoints is not None
+            self._checkpoints.wait()
         if tokens.stop:
             return tokens.stop
         self._begin_step(tokens)
@@ -186,10 +224,15 @@ class Trainer:
             sums = gather_sums(result, job.model.take_counters())
         return sums.ce_sum / tokens.loss_tokens
 
-    def _agree(self, micro_batches: list[MicroBatch], stop: int = 0) -> StepTokens:
+    def _agree(self, micro_batches: list[MicroBatch], *, stop: int = 0, save_failed: bool = False) -> StepTokens:
         meshes = self._job.meshes
         return agree_on_tokens(
-            micro_batches, mtp_depth=self._depth, copies=meshes.size("pp"), device=meshes.device, stop=stop
+            micro_batches,
+            mtp_depth=self._depth,
+            copies=meshes.size("pp"),
+            device=meshes.device,
+            stop=stop,
+            save_failed=save_failed,
         )
 
     def _begin_step(self, tokens: StepTokens) -> None:

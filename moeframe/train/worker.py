@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
-from moeframe.errors import MoeframeError
-from moeframe.launch.environment import detect
+from moeframe.errors import JobFailedError, MoeframeError
+from moeframe.launch.environment import World
 from moeframe.launch.group import this_process
 from moeframe.train.assemble import Job, assemble
-from moeframe.train.failure import write_failure
+from moeframe.train.failure import root_cause, watching_the_others, write_failure
+from moeframe.train.resume import launch_identity
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary
 
@@ -31,13 +32,29 @@ def _log_to(run_dir: RunDirectory, rank: int) -> None:
     logging.getLogger().setLevel(logging.INFO)
 
 
-def work(run_dir: RunDirectory, plugins: Sequence[str] = ()) -> Summary:
+def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = ()) -> Summary:
     """Train the recipe of a run directory on this rank.
 
-    A failure is written to the run directory and to this rank's log, with its place and traceback, before it is raised.
+    A failure goes to the run directory and to this rank's log, with its place and traceback. What is raised names the
+    rank that failed first, also where this one has only lost its peer.
     """
     world = this_process()
     _log_to(run_dir, world.rank)
+    try:
+        with watching_the_others(run_dir.log_dir, world.rank):
+            return _train(run_dir, world, resume_step, plugins)
+    except (Exception, CheckpointException, KeyboardInterrupt) as error:
+        place = trace.current()
+        logger.exception("rank %d failed at %s", world.rank, place)
+        own = write_failure(run_dir.log_dir, error, rank=world.rank, place=place)
+        root = root_cause(run_dir.log_dir, own)
+        if root.rank == world.rank:
+            raise
+        logger.error("the cause is on another rank.\n%s", root.full)  # noqa: TRY400  the traceback is the other rank's
+        raise JobFailedError(f"rank {world.rank} ends because another rank has failed.\n{root.full}") from error
+
+
+def _train(run_dir: RunDirectory, world: World, resume_step: int, plugins: Sequence[str]) -> Summary:
     job: Job | None = None
     try:
         with assemble(run_dir.recipe_file, plugins=plugins) as job:
@@ -49,7 +66,9 @@ def work(run_dir: RunDirectory, plugins: Sequence[str] = ()) -> Summary:
                 rank=world.rank,
                 world_size=world.world_size,
             )
-            summary = job.train(run_dir.path)
+            summary = job.train(run_dir.path, resume_step=resume_step)
+            if world.rank == 0:
+                run_dir.write_json("summary.json", summary.as_json())
             if not summary.stopped_by:
                 job.host.call_each(
                     "moeframe_on_run_end",
@@ -59,11 +78,8 @@ def work(run_dir: RunDirectory, plugins: Sequence[str] = ()) -> Summary:
                 )
             return summary
     except BaseException as error:
-        place = trace.current()
-        logger.exception("rank %d failed at %s", world.rank, place)
-        write_failure(run_dir.failure_file(world.rank), error, rank=world.rank, place=place)
         if job is not None:
-            job.host.call_each("moeframe_on_failure", error=error, place=place, rank=world.rank)
+            job.host.call_each("moeframe_on_failure", error=error, place=trace.current(), rank=world.rank)
         raise
 
 
@@ -76,30 +92,27 @@ def _record(run_dir: RunDirectory, job: Job) -> None:
     if job.world.rank == 0:
         run_dir.write_json("ranks.json", ranks)
         device = str(job.meshes.device.type)
-        run_dir.write_environment(job.world, device=device, plugins=_origins(job))
+        run_dir.write_environment(job.world, device=device, plugins=_origins(job), launch=launch_identity(job.world))
 
 
 def _origins(job: Job) -> list[str]:
     """Return where the loaded plugins come from, with versions."""
-    return sorted({plugin.origin.installed for plugin in job.host.plugins if plugin.module is not None})
+    return sorted({plugin.origin.installed for plugin in job.host.plugins if plugin.loaded})
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one rank that `moeframe run` started: ``python -m moeframe.train.worker RUN_DIR [PLUGIN ...]``.
+    """Run one rank that `moeframe run` started: ``python -m moeframe.train.worker RUN_DIR STEP [PLUGIN ...]``.
 
     Returns:
         The exit code. Errors are in the run directory; the launching process prints them.
     """
-    path, *plugins = arguments
-    run_dir = RunDirectory(Path(path))
+    path, step, *plugins = arguments
     try:
-        summary = work(run_dir, plugins)
+        summary = work(RunDirectory(Path(path)), int(step), plugins)
     except MoeframeError as error:
         return error.exit_code
-    except (Exception, CheckpointException):  # the latter is no Exception
+    except (Exception, CheckpointException):  # noqa: BLE001  work has logged and written it
         return 1
-    if detect().rank == 0:
-        run_dir.write_json("summary.json", summary.as_json())
     return 128 + summary.stopped_by if summary.stopped_by else 0
 
 

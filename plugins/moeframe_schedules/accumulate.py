@@ -10,7 +10,7 @@ from moeframe import trace
 from moeframe.errors import ContractError
 from moeframe.protocols.data import MicroBatch
 from moeframe.protocols.schedule import Schedule, Stage, StepResult
-from moeframe.schedule.actions import Action, Plan
+from moeframe.schedule.actions import Action, Kind, Plan
 
 
 def _only(stages: Sequence[Stage]) -> Stage:
@@ -48,6 +48,6 @@ class Accumulate(Schedule):
         """Return F0 B0 F1 B1 ... of the one rank."""
         if num_stages != 1:
             raise ContractError(f"accumulate has one stage, not {num_stages}.")
-        kinds = ("forward", "backward")
+        kinds: tuple[Kind, ...] = ("forward", "backward")
         actions = tuple(Action(kind, 0, number) for number in range(num_micro_batches) for kind in kinds)
         return Plan(num_stages=1, num_micro_batches=num_micro_batches, ranks=(actions,))

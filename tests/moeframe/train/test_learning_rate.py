@@ -7,9 +7,7 @@ import pytest
 from moeframe.config.schema import LearningRateConfig
 from moeframe.train.learning_rate import learning_rate
 
-V3 = LearningRateConfig(
-    warmup_steps=4, constant_steps=2, decay_steps=4, min_lr=0.1, min_lr_steps=2, final_lr=0.03
-)
+V3 = LearningRateConfig(warmup_steps=4, constant_steps=2, decay_steps=4, min_lr=0.1, min_lr_steps=2, final_lr=0.03)
 
 
 def test_the_five_phases_of_the_report_follow_each_other() -> None:

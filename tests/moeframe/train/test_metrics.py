@@ -9,7 +9,7 @@ import torch
 
 from moeframe.protocols.data import MicroBatch
 from moeframe.protocols.schedule import StepResult
-from moeframe.model.deepseek_v3 import Counters
+from moeframe.model.counters import Counters
 from moeframe.train.metrics import MetricsFile, agree_on_tokens, dead_experts, gather_sums, max_violation
 
 CPU = torch.device("cpu")
@@ -24,9 +24,7 @@ def agree(rank_targets: list[list[list[int]]], stops: list[int]) -> tuple[int, i
     import torch.distributed as dist
 
     rank = dist.get_rank()
-    tokens = agree_on_tokens(
-        [batch(rank_targets[rank])], mtp_depth=1, copies=1, device=CPU, stop=stops[rank]
-    )
+    tokens = agree_on_tokens([batch(rank_targets[rank])], mtp_depth=1, copies=1, device=CPU, stop=stops[rank])
     assert tokens.mtp_tokens == (tokens.loss_tokens,)
     return tokens.loss_tokens, tokens.valid_tokens, tokens.stop
 
@@ -51,7 +49,7 @@ def sums() -> tuple[float, tuple[float, ...], float, int, list[list[int]]]:
     rank = dist.get_rank()
     result = StepResult(ce_sum=torch.tensor([2.0, 90.0][rank]), mtp_sums=torch.tensor([[1.0], [2.0]][rank]))
     counts = torch.tensor([[[6, 2, 0, 0]], [[0, 2, 2, 4]]][rank])
-    counters = Counters(tokens_per_expert=counts, balance_sum=torch.tensor(0.5), dropped=torch.tensor(1))
+    counters = Counters(tokens_per_expert=counts, balance_sum=torch.tensor([0.5]), dropped=torch.tensor([1]))
     gathered = gather_sums(result, counters)
     assert gathered.tokens_per_expert.tolist() == gathered.loads.tolist()
     return gathered.ce_sum, gathered.mtp_sums, gathered.balance_sum, gathered.dropped, gathered.loads.tolist()

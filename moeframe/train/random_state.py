@@ -1,0 +1,41 @@
+"""The random state of a process as tensors: torch (CPU and this device), numpy and Python."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import torch
+
+__all__ = ["get_random_state", "set_random_state"]
+
+
+def get_random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return copies of the states of all global generators of this process, by name; CPU tensors, no pickles."""
+    _, keys, position, has_gauss, cached = numpy.random.get_state()  # noqa: NPY002  plugins may use it
+    version, internal, gauss = random.getstate()
+    assert version == 3
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)),
+        "numpy_rest": torch.tensor([position, has_gauss, cached], dtype=torch.float64),
+        "python": torch.tensor(internal, dtype=torch.int64),
+        "python_gauss": torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Restore what `get_random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, cached = state["numpy_rest"].tolist()
+    keys = state["numpy"].numpy().astype(numpy.uint32)
+    numpy.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))  # noqa: NPY002
+    has, gauss = state["python_gauss"].tolist()
+    internal: tuple[Any, ...] = tuple(state["python"].tolist())
+    random.setstate((3, internal, gauss if has else None))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,181 @@
+"""Which run directory a job writes to, and from which step it goes on. Importable without torch."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moeframe.config.load import dump_recipe, load_recipe
+from moeframe.config.schema import Recipe
+from moeframe.errors import UserInputError
+from moeframe.launch.environment import World
+from moeframe.train.run_directory import RunDirectory
+from moeframe.train.saved import COMPLETE, complete_steps
+
+__all__ = ["LATEST", "Opened", "locked", "open_run"]
+
+LATEST = "latest"
+
+_FIXED = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.precision")
+"""What must not change in a resumed run: it decides what the weights mean and which data comes next."""
+
+_FREE_IN_MODEL = frozenset({"init_from", "mtp_loss_weight", "aux_loss_alpha", "bias_update_speed"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """Where a job writes, and after how many steps it goes on (0: from the start)."""
+
+    run_dir: RunDirectory
+    step: int
+
+
+def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
+    """Make a new run directory, or find the one to go on in.
+
+    Args:
+        recipe: of this start.
+        resume: a run directory, `LATEST` for the newest of this recipe's name with a whole checkpoint, None for a new
+            run. A restart by torchrun or a requeue by Slurm finds its own directory by itself.
+        world: this process.
+
+    Raises:
+        UserInputError: there is no such run, it has no whole checkpoint, it is finished, or it trained something else.
+    """
+    output_dir = Path(recipe.train.output_dir)
+    if resume is None:
+        restarted = _same_launch(output_dir / recipe.name, world)
+        if restarted is None:
+            return _new(recipe, output_dir)
+        steps = complete_steps(restarted.checkpoints)
+        return _again(restarted, recipe, steps[-1] if steps else 0)
+    run_dir = _named(recipe, output_dir, resume)
+    steps = complete_steps(run_dir.checkpoints)
+    if not steps:
+        raise UserInputError(
+            f"--resume {resume}: {run_dir.path} holds no whole checkpoint (a checkpoints/step-<n> with its COMPLETE "
+            f"file). Start a new run without --resume; checkpoint.every=N saves one every N steps."
+        )
+    _require_same_job(recipe, run_dir)
+    if steps[-1] >= recipe.train.steps:
+        raise UserInputError(
+            f"--resume {resume}: {run_dir.path} has a checkpoint of step {steps[-1]}, and train.steps is "
+            f"{recipe.train.steps}: nothing is left to do. Go on with a larger train.steps=N."
+        )
+    return _again(run_dir, recipe, steps[-1])
+
+
+def _new(recipe: Recipe, output_dir: Path) -> Opened:
+    run_dir = RunDirectory.create(output_dir, recipe.name)
+    run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
+    return Opened(run_dir=run_dir, step=0)
+
+
+def _again(run_dir: RunDirectory, recipe: Recipe, step: int) -> Opened:
+    """Prepare a used directory: the recipe of this start, no reports and no half checkpoints of the last one."""
+    for half in run_dir.checkpoints.glob("step-*"):
+        if not (half / COMPLETE).is_file():
+            shutil.rmtree(half)
+    run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
+    for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*")]:
+        stale.unlink(missing_ok=True)
+    return Opened(run_dir=run_dir, step=step)
+
+
+def _named(recipe: Recipe, output_dir: Path, resume: str) -> RunDirectory:
+    if resume != LATEST:
+        path = Path(resume)
+        if not (path / "recipe.yaml").is_file():
+            raise UserInputError(
+                f"--resume {resume}: that is no run directory (it has no recipe.yaml). Name one, such as "
+                f"{output_dir / recipe.name}/<time>-<id>, or use --resume latest."
+            )
+        return RunDirectory(path)
+    found = [path.parent for path in (output_dir / recipe.name).glob("*/recipe.yaml")]
+    whole = [path for path in found if complete_steps(path / "checkpoints")]
+    if not whole:
+        raise UserInputError(
+            f"--resume latest: none of the {len(found)} runs in {output_dir / recipe.name} has a whole checkpoint. "
+            f"Start without --resume, or name a run directory (train.output_dir and the recipe's name decide where "
+            f"latest looks)."
+        )
+    return RunDirectory(max(whole, key=lambda path: path.name))
+
+
+def _same_launch(runs: Path, world: World) -> RunDirectory | None:
+    """Return the directory of an earlier start of this very job, None if this is its first."""
+    launch = launch_identity(world)
+    if launch is None:
+        return None
+    for path in sorted(runs.glob("*/environment.json"), reverse=True):
+        if json.loads(path.read_text(encoding="utf-8")).get("launch") == launch:
+            return RunDirectory(path.parent)
+    return None
+
+
+def launch_identity(world: World) -> dict[str, Any] | None:
+    """Return what all restarts of one job share; None where nothing restarts a job by itself.
+
+    torchrun calls a run "none" when nobody names it: then its own process tells runs apart.
+    """
+    if world.launcher == "slurm":
+        return {"slurm_job": world.run_id}
+    if world.launcher != "torchrun" or not world.run_id:
+        return None
+    if world.run_id != "none":
+        return {"torchelastic_run": world.run_id}
+    return {"torchelastic_agent": os.getppid(), "host": socket.gethostname()}
+
+
+def _require_same_job(recipe: Recipe, run_dir: RunDirectory) -> None:
+    """Refuse to go on with other data or another model; layout, schedule, backends and length may change."""
+    saved = load_recipe(run_dir.recipe_file).recipe
+    mine, theirs = asdict(recipe), asdict(saved)
+    different = []
+    for path in _FIXED:
+        section, _, key = path.partition(".")
+        pairs = {path: (mine[section][key], theirs[section][key])} if key else _fields(section, mine, theirs)
+        different += [f"{name}: {new!r} now, {old!r} then" for name, (new, old) in pairs.items() if new != old]
+    if different:
+        raise UserInputError(
+            f"--resume {run_dir.path}: that run trained something else. {'; '.join(different)}. Resume with the same "
+            f"values (its own recipe is {run_dir.recipe_file}), or start a new run."
+        )
+
+
+def _fields(section: str, mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    free = _FREE_IN_MODEL if section == "model" else frozenset()
+    return {
+        f"{section}.{key}": (value, theirs[section][key]) for key, value in mine[section].items() if key not in free
+    }
+
+
+@contextmanager
+def locked(run_dir: RunDirectory) -> Iterator[None]:
+    """Hold the run directory for this job.
+
+    Raises:
+        UserInputError: another job holds it.
+    """
+    path = run_dir.path / "lock"
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise UserInputError(
+                f"another job is writing to {run_dir.path} ({file.read().strip() or 'unknown process'}). "
+                f"Wait for it or end it, or start a new run without --resume."
+            ) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,43 @@
+"""Files of a run that hold one JSON object a line, each with its `step`. Importable without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["StepFile", "read_steps"]
+
+
+class StepFile:
+    """Appends lines, whole ones only, in the order of their steps."""
+
+    def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
+        """Append to `path`, which keeps its first `keep_steps` steps: later ones are about to be trained again."""
+        if path.exists():
+            part = path.with_name(f".{path.name}.part")
+            with part.open("w", encoding="utf-8") as kept:
+                kept.writelines(line for line in _whole_lines(path) if json.loads(line)["step"] <= keep_steps)
+            part.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Write one line, compact, and hand it to the system."""
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file, none if it does not exist; one that is still being written is left out."""
+    if path.exists():
+        yield from (json.loads(line) for line in _whole_lines(path))
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        yield from (line for line in file if line.endswith("\n"))

@@ -11,9 +11,9 @@ from moeframe.config.dump import scalar_text
 from moeframe.config.load import LoadedRecipe
 from moeframe.config.moot import moot_keys
 from moeframe.config.schema import BACKEND_SECTIONS
-from moeframe.config.sizes import parameter_counts
 from moeframe.config.tree import join
 from moeframe.errors import UserInputError
+from moeframe.model.counts import count_parameters
 
 __all__ = ["explain"]
 
@@ -83,16 +83,19 @@ def _rows(loaded: LoadedRecipe, composition: Composition | None) -> Iterator[_Ro
 
 
 def _tree_rows(
-    value: Any, path: str, loaded: LoadedRecipe, composition: Composition | None, moot: Mapping[str, str]
+    value: Any,
+    path: str,
+    loaded: LoadedRecipe,
+    composition: Composition | None,
+    moot: Mapping[str, str],
+    default: str = "default",
 ) -> Iterator[_Row]:
-    """Yield the rows of one value and of all below it."""
+    """Yield the rows of one value and of all below it; `default` is the story of what nobody gave."""
     owner, _, name = path.partition(".")
     if composition is not None and owner in BACKEND_SECTIONS and name == "options":
         part = getattr(composition, owner)
         value, default = part.options, f"default of {owner} {part.offer.name!r}"
-    else:
-        default = "default"
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] | None = None
     if is_dataclass(value) and not isinstance(value, type):
         entries = {spec.name: getattr(value, spec.name) for spec in fields(value)}
     elif isinstance(value, Mapping):
@@ -100,26 +103,22 @@ def _tree_rows(
     if entries:
         yield _Row(path=path, value=None)
         for key, entry in entries.items():
-            yield from _tree_rows(entry, join(path, key), loaded, None if name == "options" else composition, moot)
+            yield from _tree_rows(entry, join(path, key), loaded, composition, moot, default)
         return
-    if is_dataclass(value):
-        value = {}
-    origin = loaded.provenance.get(path)
-    story = str(origin) if origin is not None and len(loaded.provenance) else default
-    if name.startswith("options.") and origin is None:
-        story = "default of the backend"
+    text = "{}" if entries is not None else scalar_text(value)
+    story = str(loaded.provenance[path]) if path in loaded.provenance else default
     if path in moot and not loaded.provenance.is_explicit(path):
-        story = story if origin is not None and origin.note else f"{story}; no effect: see {moot[path]}"
-        yield _Row(path=path, value=scalar_text(value), story=story, given=False)
+        told = "without effect" in story
+        yield _Row(path=path, value=text, story=story if told else f"{story}; no effect: see {moot[path]}", given=False)
     else:
-        yield _Row(path=path, value=scalar_text(value), story=story)
+        yield _Row(path=path, value=text, story=story)
 
 
 def _derived(composition: Composition) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield what follows from the recipe: dotted key, value, how."""
     recipe, degrees = composition.recipe, composition.degrees
     launch, train = recipe.launch, recipe.train
-    counts = parameter_counts(recipe.model)
+    counts = count_parameters(recipe.model)
     yield "model.parameters", (f"{counts.total:_}", "without MTP modules")
     yield "model.activated_parameters", (f"{counts.activated:_}", "used by one token, without MTP modules")
     if counts.mtp:

@@ -103,7 +103,9 @@ def reset_moot_keys(recipe: Recipe, provenance: Provenance) -> tuple[Recipe, Pro
             if provenance.is_explicit(key) and provenance.layer(key) < provenance.layer(switch.key):
                 was = f"{provenance[key]} gave {_yaml(value_at(recipe, key))}"
                 note = f"{was}, without effect since {provenance[switch.key]}"
-                provenance = provenance.with_origin(key, Origin(kind="default", note=note))
+                provenance = provenance.with_origin(
+                    key, Origin(kind="default", note=note), layer=provenance.layer(switch.key)
+                )
                 recipe = _with_value(recipe, key.split("."), _default_at(recipe, key))
                 break
         else:

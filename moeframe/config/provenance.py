@@ -25,8 +25,13 @@ class Provenance(Mapping[str, Origin]):
         key_places: Mapping[str, Origin] | None = None,
         files: tuple[str, ...] = (),
         tree: Tree | None = None,
+        layers: Mapping[str, int] | None = None,
     ) -> None:
-        """Keep origins, places of keys, files from the lowest layer to the highest, and the untyped tree."""
+        """Keep origins, places of keys, files from the lowest layer to the highest, and the untyped tree.
+
+        `layers` are those of values whose origin does not tell.
+        """
+        self._layers = dict(layers or {})
         self._origins = dict(origins or {})
         self._key_places = dict(key_places or {})
         self.files = files
@@ -55,6 +60,8 @@ class Provenance(Mapping[str, Origin]):
 
     def layer(self, path: str) -> int:
         """Return the layer that gave a value."""
+        if path in self._layers:
+            return self._layers[path]
         origin = self._origins.get(path, DEFAULT)
         if origin.kind == "override":
             return _OVERRIDES
@@ -66,9 +73,10 @@ class Provenance(Mapping[str, Origin]):
         """Return whether a file or an override gave the value."""
         return self._origins.get(path, DEFAULT).kind in ("file", "override")
 
-    def with_origin(self, path: str, origin: Origin) -> Provenance:
-        """Return a copy in which one value came from elsewhere."""
-        return Provenance({**self._origins, path: origin}, self._key_places, self.files, self._tree)
+    def with_origin(self, path: str, origin: Origin, layer: int | None = None) -> Provenance:
+        """Return a copy in which one value came from elsewhere, decided at `layer` if its origin does not tell."""
+        layers = self._layers if layer is None else {**self._layers, path: layer}
+        return Provenance({**self._origins, path: origin}, self._key_places, self.files, self._tree, layers)
 
     def written(self, path: str) -> Tree | None:
         """Return what was written at `path` before it had a type, None when nothing was."""

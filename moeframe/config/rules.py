@@ -30,6 +30,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "train.seed": 0,
     "train.eval_every": 0,
     "train.eval_sequences": 1,
+    "train.loads_every": 0,
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
     "launch.nnodes": 1,

@@ -136,6 +136,8 @@ class TrainConfig:
     """Validate after every so many steps and at the end; 0: never."""
     eval_sequences: int = 64
     """Sequences of one validation, over all ranks."""
+    loads_every: int = 50
+    """Write the load of every expert (loads.jsonl) after every so many steps and after the last one; 0: never."""
     output_dir: str = "runs"
     """Where run directories are made, relative to the working directory."""
 

@@ -45,7 +45,8 @@ data: {repeat: maybe}
         "r.yaml:2:1: trane: unknown key 'trane'. Did you mean 'train'?",
         "r.yaml:3:13: optimizer.lrr: unknown key 'lrr'. Did you mean 'lr'?",
         "r.yaml:3:24: optimizer.betas: given 1 entries; must be a list of 2: [a number, a number]. Give 2 entries.",
-        "r.yaml:5:10: train.steps: given 'many'; must be a whole number. Write a whole number in decimal digits, such as "
+        "r.yaml:5:10: train.steps: given 'many'; must be a whole number. Write a whole number in "
+        "decimal digits, such as "
         "200.",
         "r.yaml:6:14: train.precision: given 'fp32'; must be one of float32, bfloat16, float64. Choose one of them.",
         "r.yaml:7:26: launch.nproc_per_node: given 2.5 (a number); must be a whole number. Write a whole number in "

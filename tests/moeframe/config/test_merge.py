@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from moeframe.config.load import load_recipe
+
 
 def test_c79_lists_are_replaced_not_joined(recipes) -> None:
     recipes.write("extends: base.yaml\ndata: {options: {files: [a, b]}}\n", "mid.yaml")
     recipes.over_base("")
     path = recipes.write("extends: mid.yaml\ndata: {options: {files: [c]}}\n", "top.yaml")
-    from moeframe.config.load import load_recipe
-
     assert load_recipe(path).recipe.data.options == {"files": ["c"]}
 
 
@@ -32,8 +32,6 @@ def test_own_keys_win_over_bases_and_later_bases_over_earlier_ones(recipes) -> N
     recipes.write("train: {seed: 2, steps: 12}\n", "two.yaml")
     recipes.write(recipes.base, "base.yaml")
     recipes.write("extends: [base.yaml, one.yaml, two.yaml]\ntrain: {seed: 3}\n")
-    from moeframe.config.load import load_recipe
-
     loaded = load_recipe("r.yaml")
     train = loaded.recipe.train
     assert (train.seed, train.steps, train.eval_every, train.seq_len) == (3, 12, 1, 32)
@@ -85,9 +83,11 @@ def test_c83_an_override_gives_what_the_file_leaves_open(recipes) -> None:
 
 def test_c83_a_bare_missing_value_in_flow_style_says_to_quote_it(recipes) -> None:
     assert recipes.file_lines("train: {steps: ???}") == [
-        "r.yaml:1:16: not valid YAML: ??? cannot stand bare inside {...} or [...]. Quote it: \"???\"."
+        'r.yaml:1:16: not valid YAML: ??? cannot stand bare inside {...} or [...]. Quote it: "???".'
     ]
-    assert recipes.lines("train: {steps: '???'}")[0].startswith("r.yaml:2:16: train.steps: missing: the recipe says ???")
+    assert recipes.lines("train: {steps: '???'}")[0].startswith(
+        "r.yaml:2:16: train.steps: missing: the recipe says ???"
+    )
 
 
 def test_c84_an_interpolation_reads_files_overrides_and_defaults(recipes) -> None:
@@ -123,7 +123,8 @@ def test_only_section_and_key_may_be_interpolated(recipes, text) -> None:
 
 def test_c86_the_environment_is_refused_with_the_way_out(recipes) -> None:
     assert recipes.lines("train: {seed: '${oc.env:N}'}") == [
-        "r.yaml:2:15: train.seed: '${oc.env:N}' calls the resolver 'oc.env'; a recipe is data and runs none. Give it on "
+        "r.yaml:2:15: train.seed: '${oc.env:N}' calls the resolver 'oc.env'; a recipe is data and "
+        "runs none. Give it on "
         'the command line instead: `moeframe run RECIPE train.seed="$N"`.'
     ]
 
@@ -155,6 +156,4 @@ def test_options_belong_to_the_backend_that_was_named_with_them(recipes) -> None
 def test_a_file_that_names_another_backend_starts_without_options(recipes) -> None:
     recipes.over_base("dispatcher: {name: deep, options: {num_sms: 24}}")
     recipes.write("extends: r.yaml\ndispatcher: {name: plain}\n", "top.yaml")
-    from moeframe.config.load import load_recipe
-
     assert load_recipe("top.yaml").recipe.dispatcher.options == {}

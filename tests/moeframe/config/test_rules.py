@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from moeframe.config.load import read_recipe
+from moeframe.config.rules import recipe_problems
+
+
+def found(base, *overrides: str) -> list[str]:
+    return [str(problem) for problem in recipe_problems(base(*overrides).recipe)]
+
+
+def test_the_base_recipe_breaks_no_rule(base) -> None:
+    assert found(base) == []
+
+
+def test_c40_an_ep_that_does_not_factor_lists_the_legal_ones(base) -> None:
+    eight = ("launch.nproc_per_node=8", "parallel.pp=2", "parallel.ep=8", "train.micro_batch_size=1")
+    assert found(base, *eight) == [
+        "parallel.ep: 8 does not divide both the 4 data ranks of one replica (world 8 / pp 2 / "
+        "dp_replicate 1) and the 8 "
+        "experts. Legal: 1, 2, 4. More processes allow more: raise launch.nproc_per_node or launch.nnodes."
+    ]
+    (line,) = found(base, *eight, "model.n_routed_experts=6")
+    assert "Legal: 1, 2." in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["launch.nproc_per_node=4", "parallel.pp=3"],
+            "parallel.pp: 3 does not divide the world size 4. Legal: 1, 2, 4.",
+        ),
+        (
+            ["launch.nproc_per_node=4", "parallel.dp_replicate=3", "train.micro_batch_size=1"],
+            "parallel.dp_replicate: 3 does not divide the 4 data ranks (world 4 / pp 1). Legal: 1, 2, 4.",
+        ),
+        (["parallel.ep=0"], "parallel.ep: 0 is not a positive number. Use 1 or more."),
+        (["launch.nnodes=0"], "launch.nnodes: given 0; must be 1 or more. Raise it."),
+    ],
+)
+def test_a_layout_that_does_not_factor_is_refused(base, overrides, line) -> None:
+    (printed,) = found(base, *overrides)
+    assert printed.startswith(line)
+
+
+def test_c49_a_micro_batch_that_does_not_divide_lists_the_legal_ones(base) -> None:
+    assert found(base, "train.micro_batch_size=3") == [
+        "train.micro_batch_size: given 3; must divide the 8 sequences of one data rank (global_batch_size 8 / 1 data "
+        "ranks). Legal: 1, 2, 4, 8."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "nearest"), [(7, "Nearest legal: 6 or 9."), (2, "Nearest legal: 3."), (10, "Nearest legal: 9 or 12.")]
+)
+def test_a_global_batch_that_the_ranks_cannot_share_names_the_nearest(base, batch, nearest) -> None:
+    (line,) = found(base, "launch.nproc_per_node=3", f"train.global_batch_size={batch}", "train.micro_batch_size=1")
+    assert line.startswith(
+        f"train.global_batch_size: given {batch}; must be a multiple of the 3 data ranks (world 3 / pp 1)"
+    )
+    assert line.endswith(nearest)
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("train.steps=0", "train.steps"),
+        ("train.seq_len=0", "train.seq_len"),
+        ("train.seed=-1", "train.seed"),
+        ("train.seed=9223372036854775808", "train.seed"),
+        ("train.eval_every=-1", "train.eval_every"),
+        ("train.global_batch_size=0", "train.global_batch_size"),
+        ("train.micro_batch_size=-2", "train.micro_batch_size"),
+        ("train.seq_len=65", "train.seq_len"),
+        ("optimizer.lr=0", "optimizer.lr"),
+        ("optimizer.lr=.nan", "optimizer.lr"),
+        ("optimizer.eps=.inf", "optimizer.eps"),
+        ("optimizer.clip_grad_norm=0", "optimizer.clip_grad_norm"),
+        ("optimizer.weight_decay=-0.1", "optimizer.weight_decay"),
+        ("optimizer.betas=[1.0, 0.95]", "optimizer.betas.0"),
+        ("optimizer.betas.1=-0.1", "optimizer.betas.1"),
+        ("optimizer.lr_schedule.warmup_steps=-1", "optimizer.lr_schedule.warmup_steps"),
+        ("optimizer.lr_schedule.min_lr=1", "optimizer.lr_schedule.min_lr"),
+        ("name=a/b", "name"),
+        ("name=.hidden", "name"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused(base, override, path) -> None:
+    problems = recipe_problems(base(override).recipe)
+    assert [problem.path for problem in problems] == [path]
+    assert problems[0].fix
+
+
+def test_rules_on_readable_values_speak_next_to_unreadable_ones(recipes) -> None:
+    loaded = read_recipe(recipes.over_base("train: {steps: x, seq_len: 100, micro_batch_size: 3}\nparallel: {ep: y}"))
+    assert [problem.path for problem in recipe_problems(loaded.recipe)] == ["train.seq_len", "train.micro_batch_size"]

@@ -108,7 +108,6 @@ def load(name: str, ep: int, num_experts: int, folder: Path) -> bool:
     moments = sharded.optimizer_state_dict(optimizer)
     assert {float(held["step"]) for held in moments.values()} == {7.0}
     for key, whole in parameters.items():
-        # One Adam step on a zero gradient moves a weight by lr * m_hat / eps-sized nothing else: read moments instead.
         found = moments[key]["exp_avg"]
         found = found.full_tensor() if isinstance(found, DTensor) else found
         if key == "routed.weight":

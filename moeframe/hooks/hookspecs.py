@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from moeframe.config.schema import Recipe
     from moeframe.errors import Problem
     from moeframe.hooks.offers import ComputeOffer, DatasetOffer, DispatcherOffer, ScheduleOffer, ShardingOffer
+    from moeframe.protocols.loads import LayerLoad
     from moeframe.trace import Place
 
 hookspec = pluggy.HookspecMarker("moeframe")
@@ -65,10 +66,11 @@ def moeframe_on_run_start(recipe: Recipe, run_dir: Path, rank: int, world_size: 
 
 
 @hookspec
-def moeframe_on_step_end(step: int, metrics: Mapping[str, float]) -> None:
+def moeframe_on_step_end(step: int, metrics: Mapping[str, float | str | None], loads: Sequence[LayerLoad]) -> None:
     """Observe the end of a step: on rank 0, once a step, after its line went to metrics.jsonl.
 
-    `step` counts from 1. `metrics` are the values of that line, global. Raising ends the job.
+    `step` counts from 1. `metrics` are the values of that line, `loads` the tokens of every expert by MoE layer; both
+    are global. Raising ends the job.
     """
 
 

@@ -6,8 +6,8 @@ A line is one step, at every `train.loads_every` steps and at the last one, also
         {"layer": 3, "mtp": false, "max_violation": 0.42, "tokens_per_expert": [31, 12, ...]}, ...]}
 
 One entry for each MoE layer of the whole model, decoder layers before MTP modules; what `layer`, `mtp` and
-`tokens_per_expert` mean stands at `LayerLoad`. Counts are summed over all ranks. A line of DeepSeek-V3 (59 MoE layers of
-256 experts) takes about 90 kB.
+`tokens_per_expert` mean stands at `LayerLoad`. Counts are summed over all ranks. A line of DeepSeek-V3 (59 MoE layers
+of 256 experts) takes about 110 kB.
 """
 
 from __future__ import annotations

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +14,6 @@ from moeframe.protocols.data import IGNORED, MicroBatch
 from moeframe.protocols.schedule import StepResult
 
 __all__ = [
-    "MetricsFile",
     "StepSums",
     "StepTokens",
     "agree_on_tokens",
@@ -173,26 +168,3 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
-
-
-class MetricsFile:
-    """metrics.jsonl: one line a step, whole lines only."""
-
-    def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
-        """Append to `path`, which keeps its first `keep_steps` steps: later ones are about to be trained again."""
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= keep_steps]
-            part = path.with_name(f".{path.name}.part")
-            part.write_text("".join(whole), encoding="utf-8")
-            part.replace(path)
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write one line and hand it to the system."""
-        self._file.write(json.dumps(metrics) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

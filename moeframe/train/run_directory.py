@@ -61,6 +61,16 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def loads_file(self) -> Path:
+        """The load of every expert, by step."""
+        return self.path / "loads.jsonl"
+
+    @property
+    def curves_file(self) -> Path:
+        """The picture of the run."""
+        return self.path / "curves.png"
+
+    @property
     def log_dir(self) -> Path:
         """Logs by rank."""
         return self.path / "log"

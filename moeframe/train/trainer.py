@@ -17,12 +17,13 @@ import torch
 from moeframe import trace
 from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
+from moeframe.protocols.loads import LayerLoad
 from moeframe.protocols.schedule import StepResult
 from moeframe.train.checkpoint import Checkpoints
 from moeframe.train.data import BatchPlan, DataOrder, make_micro_batch, padding_sequence
 from moeframe.train.learning_rate import learning_rate
+from moeframe.train.loads import LoadsFile, StepLoads, layer_loads
 from moeframe.train.metrics import (
-    MetricsFile,
     StepTokens,
     agree_on_tokens,
     dead_experts,
@@ -32,6 +33,7 @@ from moeframe.train.metrics import (
     peak_memory_bytes,
 )
 from moeframe.train.progress import Progress
+from moeframe.train.step_file import StepFile
 
 if TYPE_CHECKING:
     from moeframe.train.assemble import Job
@@ -81,9 +83,14 @@ class Trainer:
         recipe, meshes = job.recipe, job.meshes
         self._train = recipe.train
         first = job.world.rank == 0
-        self._metrics_file = None
+        self._metrics_file: StepFile | None = None
+        self._loads_file: LoadsFile | None = None
         if run_dir is not None and first:
-            self._metrics_file = MetricsFile(run_dir.metrics_file, keep_steps=resume_step)
+            self._metrics_file = StepFile(run_dir.metrics_file, keep_steps=resume_step)
+            if self._train.loads_every:
+                every = self._train.loads_every
+                self._loads_file = LoadsFile(run_dir.loads_file, every=every, keep_steps=resume_step)
+        self._loads: tuple[LayerLoad, ...] = ()
         self._progress = Progress(self._train.steps, first_step=resume_step) if progress and first else None
         self._checkpoints: Checkpoints | None = None
         if run_dir is not None:
@@ -197,6 +204,7 @@ class Trainer:
             job.optimizer.zero_grad(set_to_none=True)
             sums = gather_sums(computed.result, job.model.take_counters())
             job.model.update_expert_bias(sums.tokens_per_expert)
+        self._loads = layer_loads(sums.loads.tolist(), job.recipe.model)
         ce_loss = sums.ce_sum / tokens.loss_tokens
         mtp_loss = self._mtp_mean(sums.mtp_sums, tokens)
         balance_loss = sums.balance_sum / max(1, tokens.valid_tokens)
@@ -278,10 +286,12 @@ class Trainer:
     def _report(self, step: int, metrics: dict[str, Any]) -> None:
         if self._metrics_file is not None:
             self._metrics_file.write(metrics)
+        if self._loads_file is not None:
+            self._loads_file.add(StepLoads(step=step, layers=self._loads))
         if self._progress is not None:
             self._progress.step(step, metrics)
         if self._job.world.rank == 0:
-            self._job.host.call_each("moeframe_on_step_end", step=step, metrics=metrics)
+            self._job.host.call_each("moeframe_on_step_end", step=step, metrics=metrics, loads=self._loads)
 
     def _summary(
         self, done: int, metrics: dict[str, Any], validation: float | None, started: float, *, stopped_by: int
@@ -290,6 +300,8 @@ class Trainer:
             self._progress.close()
         if self._metrics_file is not None:
             self._metrics_file.close()
+        if self._loads_file is not None:
+            self._loads_file.close()
         return Summary(
             steps_done=done,
             metrics=metrics,

@@ -21,6 +21,7 @@ from moeframe.hooks import (
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.kinds import KINDS
 from moeframe.hooks.manager import build_plugin_manager
+from moeframe.protocols.loads import LayerLoad
 from moeframe.trace import Place
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("moeframe_")]
@@ -62,8 +63,8 @@ class Everything:
         self.heard.append(("run_start", {"recipe": recipe, "run_dir": run_dir, "rank": rank, "world_size": world_size}))
 
     @hookimpl
-    def moeframe_on_step_end(self, step, metrics):
-        self.heard.append(("step_end", {"step": step, "metrics": metrics}))
+    def moeframe_on_step_end(self, step, metrics, loads):
+        self.heard.append(("step_end", {"step": step, "metrics": metrics, "loads": loads}))
 
     @hookimpl
     def moeframe_on_failure(self, error, place, rank):
@@ -144,7 +145,8 @@ def test_hook_on_run_start() -> None:
 
 def test_hook_on_step_end() -> None:
     plugin = Everything()
-    arguments = {"step": 1, "metrics": {"loss": 5.5}}
+    loads = (LayerLoad(layer=1, mtp=False, tokens_per_expert=(3, 1)),)
+    arguments = {"step": 1, "metrics": {"loss": 5.5, "mfu": None}, "loads": loads}
     _tell(plugin, "step_end", **arguments)
     assert plugin.heard == [("step_end", arguments)]
 

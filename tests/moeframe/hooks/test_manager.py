@@ -182,10 +182,10 @@ def test_two_entry_points_of_one_module_are_refused_with_both(site) -> None:
     assert "the same object as plugin 'ring' (moeframe-ring 1.0" in host.failures[0].cause
 
 
-@pytest.mark.parametrize("missing", ["step", "metrics"])
+@pytest.mark.parametrize("missing", ["step", "metrics", "loads"])
 def test_c97_a_host_call_that_misses_an_argument_is_an_error_whoever_needs_it(missing: str) -> None:
     host = build_plugin_manager([Observer()], entry_points=False)
-    arguments = {"step": 1, "metrics": {}}
+    arguments = {"step": 1, "metrics": {}, "loads": ()}
     del arguments[missing]
     with pytest.raises(TypeError, match=rf"Missing: {missing}\. Unknown: none"):
         host.call_each("moeframe_on_step_end", **arguments)
@@ -194,7 +194,7 @@ def test_c97_a_host_call_that_misses_an_argument_is_an_error_whoever_needs_it(mi
 def test_c97_a_host_call_with_an_extra_argument_is_an_error() -> None:
     host = build_plugin_manager(entry_points=False)
     with pytest.raises(TypeError, match=r"Missing: none\. Unknown: loss"):
-        host.call_each("moeframe_on_step_end", step=1, metrics={}, loss=2.0)
+        host.call_each("moeframe_on_step_end", step=1, metrics={}, loads=(), loss=2.0)
 
 
 def test_a_host_call_of_an_unknown_hook_is_an_error_with_the_nearest_one() -> None:
@@ -209,7 +209,7 @@ def test_c98_hooks_run_by_distribution_then_entry_point_then_as_named_by_the_use
     for name in ("z_mine", "mine"):
         site.module(name, OBSERVER.replace("NAME", name))
     host = build_plugin_manager(["z_mine", "mine"])
-    results = host.call_each("moeframe_on_step_end", step=7, metrics={})
+    results = host.call_each("moeframe_on_step_end", step=7, metrics={}, loads=())
     assert [result.value for result in results] == [("a1", 7), ("b2", 7), ("z_mine", 7), ("mine", 7)]
 
 
@@ -217,7 +217,7 @@ def test_c100_an_implementation_that_raises_is_named_and_silences_no_other() -> 
     first, second, third = Observer(ValueError("no ink")), Observer(), Observer(OSError("no paper"))
     host = build_plugin_manager([first, second, third], entry_points=False)
     with pytest.raises(JobFailedError) as caught:
-        host.call_each("moeframe_on_step_end", step=1, metrics={})
+        host.call_each("moeframe_on_step_end", step=1, metrics={}, loads=())
     assert str(caught.value).splitlines() == [
         "plugin 'Observer' (object) failed in moeframe_on_step_end: ValueError: no ink",
         "plugin 'Observer' (object) failed in moeframe_on_step_end: OSError: no paper",

@@ -50,7 +50,8 @@ def test_c94_a_misspelt_hook_beside_a_good_one_is_an_error_too_and_stops_no_othe
     host = build_plugin_manager([HalfGood(), Good()], entry_points=False, listing=True)
     assert [failure.origin.plugin for failure in host.failures] == ["HalfGood"]
     assert "Did you mean 'moeframe_on_step_end'?" in host.failures[0].cause
-    assert [result.plugin for result in host.call_each("moeframe_on_step_end", step=1, metrics={})] == ["Good"]
+    results = host.call_each("moeframe_on_step_end", step=1, metrics={}, loads=())
+    assert [result.plugin for result in results] == ["Good"]
 
 
 def test_c94_a_hook_of_a_later_version_may_be_marked_optional() -> None:
@@ -64,7 +65,7 @@ def test_c94_a_hook_of_a_later_version_may_be_marked_optional() -> None:
             return step
 
     host = build_plugin_manager([Newer()], entry_points=False)
-    assert [result.value for result in host.call_each("moeframe_on_step_end", step=3, metrics={})] == [3]
+    assert [result.value for result in host.call_each("moeframe_on_step_end", step=3, metrics={}, loads=())] == [3]
 
 
 def test_c95_a_plugin_with_another_projects_marker_registers_no_hook() -> None:
@@ -177,7 +178,7 @@ def test_a_hook_may_take_any_subset_of_its_arguments_also_by_keyword_only() -> N
             return "end"
 
     host = build_plugin_manager([Subsets()], entry_points=False)
-    assert host.call_each("moeframe_on_step_end", step=1, metrics={"loss": 2.0})[0].value == 2.0
+    assert host.call_each("moeframe_on_step_end", step=1, metrics={"loss": 2.0}, loads=())[0].value == 2.0
     assert host.call_each("moeframe_on_run_end", run_dir=None, rank=0, summary={})[0].value == "end"
 
 

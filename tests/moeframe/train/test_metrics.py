@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ import torch
 from moeframe.protocols.data import MicroBatch
 from moeframe.protocols.schedule import StepResult
 from moeframe.model.counters import Counters
-from moeframe.train.metrics import MetricsFile, agree_on_tokens, dead_experts, gather_sums, max_violation
+from moeframe.train.metrics import agree_on_tokens, dead_experts, gather_sums, max_violation
 
 CPU = torch.device("cpu")
 
@@ -70,15 +68,3 @@ def test_expert_load_is_named_by_its_worst_layer() -> None:
 def test_no_moe_layer_or_no_load_is_no_violation() -> None:
     assert max_violation(torch.zeros(0, 4, dtype=torch.int64)) == 0.0
     assert max_violation(torch.zeros(2, 4, dtype=torch.int64)) == 0.0
-
-
-def test_metrics_lines_are_appended_whole(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for value in (1, 2):
-        file = MetricsFile(path)
-        file.write({"step": value, "mfu": None})
-        file.close()
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"step": 1, "mfu": None},
-        {"step": 2, "mfu": None},
-    ]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from moeframe.train.step_file import StepFile, read_steps
+
+
+def write(path: Path, steps: range, *, keep_steps: int = 0, **more: object) -> None:
+    file = StepFile(path, keep_steps=keep_steps)
+    for step in steps:
+        file.write({"step": step, **more})
+    file.close()
+
+
+def test_every_step_is_one_line_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(1, 3), mfu=None)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 1, "mfu": None},
+        {"step": 2, "mfu": None},
+    ]
+    assert [line["step"] for line in read_steps(path)] == [1, 2]
+
+
+def test_a_resumed_run_keeps_the_steps_before_its_checkpoint_only(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(1, 6), attempt=1)
+    write(path, range(4, 7), keep_steps=3, attempt=2)
+    assert [(line["step"], line["attempt"]) for line in read_steps(path)] == [
+        (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_line_that_a_killed_process_left_half_written_counts_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(1, 3))
+    with path.open("a") as file:
+        file.write('{"step": 3, "lo')
+    assert [line["step"] for line in read_steps(path)] == [1, 2]
+    write(path, range(3, 4), keep_steps=2)
+    assert [line["step"] for line in read_steps(path)] == [1, 2, 3]
+
+
+def test_a_run_that_wrote_nothing_has_no_steps(tmp_path: Path) -> None:
+    assert list(read_steps(tmp_path / "metrics.jsonl")) == []

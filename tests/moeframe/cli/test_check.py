@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moeframe.cli import error_text, main
+from moeframe.errors import MoeframeError, Problem, RecipeError
+
+ROOT = Path(__file__).parents[3]
+TINY = "recipes/deepseek_v3/tiny.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("MOEFRAME_PLUGINS", raising=False)
+
+
+@pytest.fixture
+def moeframe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Return a function that runs a command: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["moeframe", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        code = caught.value.code
+        assert code is None or isinstance(code, int)
+        streams = capsys.readouterr()
+        return code or 0, streams.out, streams.err
+
+    return run
+
+
+def test_a_good_recipe_is_good_and_shows_what_it_composes_to(moeframe) -> None:
+    code, out, err = moeframe("check", TINY, "train.steps=5")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == f"{TINY}: good"
+    shown = dict(line.split(maxsplit=1) for line in lines[1:])
+    assert list(shown) == ["dispatcher", "sharding", "schedule", "compute", "data", "layout", "batch", "model"]
+    assert shown["dispatcher"].startswith("local: ")
+    assert shown["layout"] == "1 process (one node) = pp 1 x dp_replicate 1 x dp_shard 1; ep 1 x edp 1"
+    assert shown["model"].startswith("deepseek_v3, float32, ")
+
+
+def test_options_that_are_not_at_their_default_are_shown(moeframe) -> None:
+    _, out, _ = moeframe("check", TINY, "dispatcher.options.validate=true")
+    assert "dispatcher  local {validate: true}: " in out
+
+
+def test_problems_go_to_stderr_one_a_line_with_exit_code_2(moeframe) -> None:
+    code, out, err = moeframe("check", TINY, "train.stepz=5", "parallel.ep=3", "dispatcher.name=locale", "foo")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: 4 problems",
+        "  foo: the argument 'foo' has no '='. An override is key=value, such as train.steps=50.",
+        "  train.stepz=5: train.stepz: unknown key 'stepz'. Did you mean 'steps'?",
+        "  parallel.ep=3: parallel.ep: 3 does not divide both the 1 data ranks of one replica (world 1 / pp 1 / "
+        "dp_replicate 1) and the 8 experts. Legal: 1. More processes allow more: raise launch.nproc_per_node or "
+        "launch.nnodes.",
+        "  dispatcher.name=locale: dispatcher.name: 'locale': no installed plugin offers it. Offered: allgather, "
+        "alltoall, local. Did you mean 'local'?",
+    ]
+
+
+def test_brackets_of_a_message_are_printed_as_they_are(moeframe) -> None:
+    _, _, err = moeframe("check", TINY, "optimizer.betas=0.9,0.95")
+    assert "Put it in brackets: [0.9,0.95]." in err
+
+
+def test_a_missing_recipe_is_one_line(moeframe) -> None:
+    code, _, err = moeframe("check", "recipes/quikstart.yaml")
+    assert code == 2
+    assert err == "error: recipes/quikstart.yaml: no such file. Did you mean recipes/quickstart.yaml?\n"
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("chek", TINY), ("check", TINY, "--no-such-option"), ()])
+def test_wrong_usage_ends_with_2(moeframe, arguments) -> None:
+    code, _, err = moeframe(*arguments)
+    assert code == 2
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_plugin_that_is_not_installed_is_named_before_or_after_the_command(
+    moeframe, tmp_path, monkeypatch, before
+) -> None:
+    (tmp_path / "refusing_plugin.py").write_text(
+        "from moeframe.errors import Problem\n"
+        "from moeframe.hooks import hookimpl\n"
+        "@hookimpl\n"
+        "def moeframe_check_recipe(recipe):\n"
+        "    return [Problem(path='train.seed', message='given 0; refused.', fix='Raise it.')]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    named = ("--plugin", "refusing_plugin")
+    code, _, err = moeframe(*(*named, "check", TINY) if before else ("check", TINY, *named))
+    assert code == 2
+    assert "train.seed: given 0; refused. Raise it." in err
+    monkeypatch.setenv("MOEFRAME_PLUGINS", "refusing_plugin")
+    assert moeframe("check", TINY)[0] == 2
+
+
+def test_a_plugin_module_that_does_not_exist_is_refused(moeframe) -> None:
+    code, _, err = moeframe("check", TINY, "--plugin", "no_such_plugin_module")
+    assert code == 2
+    assert "no_such_plugin_module" in err
+    assert "Traceback" not in err
+
+
+def test_the_version_and_the_help_are_short_ways_out(moeframe) -> None:
+    code, out, _ = moeframe("--version")
+    assert code == 0
+    assert out.startswith("moeframe 0.")
+    code, out, _ = moeframe("--help")
+    assert code == 0
+    for command in ("run", "check", "explain", "plugins"):
+        assert f"\n  {command} " in out
+
+
+def test_an_error_knows_its_text() -> None:
+    one, two = (Problem(path=path, message="m.", fix="f.") for path in ("a", "b"))
+    assert error_text(RecipeError([one])) == "error: a: m. f."
+    assert error_text(RecipeError([one, two])) == "error: 2 problems\n  a: m. f.\n  b: m. f."
+    assert error_text(MoeframeError("boom [x]")) == "error: boom [x]"
+
+
+def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_c133_check_explain_and_plugins_need_no_gpu_and_import_no_torch() -> None:
+    for arguments in (["check", TINY], ["explain", TINY], ["plugins"], ["--help"]):
+        done = _run("-X", "importtime", "-m", "moeframe", *arguments, CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 0, done.stderr
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time:" in line}
+        assert "moeframe.cli.app" in imported
+        assert not imported & {"torch", "numpy", "safetensors"}
+
+
+def test_help_imports_no_plugin() -> None:
+    done = _run("-X", "importtime", "-m", "moeframe", "--help")
+    assert not [line for line in done.stderr.splitlines() if "_collectives" in line or "_datasets" in line]
+
+
+def test_check_answers_in_half_a_second() -> None:
+    """The best of several runs counts: this machine may be busy with other things."""
+    took = []
+    for _ in range(12):
+        start = time.perf_counter()
+        done = _run("-m", "moeframe", "check", "recipes/quickstart.yaml")
+        took.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        if took[-1] < 0.5:
+            break
+    assert min(took) < 0.5

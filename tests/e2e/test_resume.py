@@ -1,0 +1,171 @@
+"""A resumed run gives the bits of an uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from .conftest import SMALL, TINY, TWO, Ended, Runner
+
+# 64 sequences, 4 a step: an epoch ends after step 16, so position and order cross it.
+BASE = (str(TINY), *SMALL, "data.name=faulty", "train.steps=20", "checkpoint.every=4", "checkpoint.keep=10")
+LAYOUTS = {
+    "one process": (),
+    "replicate": (*TWO, "sharding.name=replicate"),
+    "fsdp2": (*TWO, "sharding.name=fsdp2"),
+}
+
+
+def run(moeframe: Runner, *arguments: str) -> Ended:
+    return moeframe("--plugin", "faulty_data", "run", *arguments)
+
+
+def losses(ended: Ended) -> list[tuple[float, float]]:
+    return [(line["loss"], line["grad_norm"]) for line in ended.metrics]
+
+
+def state(run_dir: Path, step: int, scratch: Path) -> dict[str, torch.Tensor]:
+    dcp_to_torch_save(run_dir / "checkpoints" / f"step-{step}", scratch)
+    loaded = torch.load(scratch)
+    flat: dict[str, torch.Tensor] = {}
+
+    def walk(prefix: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            flat[prefix] = value
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}/{key}", inner)
+
+    walk("", {"model": loaded["model"], "optimizer": loaded["optimizer"]})
+    return flat
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_c42_resuming_gives_equal_bits_over_an_epochs_end(moeframe: Runner, tmp_path: Path, layout: str) -> None:
+    arguments = (*BASE, *LAYOUTS[layout])
+    whole = run(moeframe, *arguments)
+    assert whole.code == 0, whole.err
+    first = run(moeframe, *arguments, "train.steps=12", "train.output_dir=cut")
+    assert first.code == 0, first.err
+    resumed = run(moeframe, *arguments, "train.output_dir=cut", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert resumed.run_dir == first.run_dir
+    assert "from the checkpoint of step 12" in resumed.out
+    assert losses(resumed) == losses(whole)
+    mine, theirs = state(resumed.run_dir, 20, tmp_path / "a"), state(whole.run_dir, 20, tmp_path / "b")
+    assert mine.keys() == theirs.keys()
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    assert any("bias" in name and bool(value.abs().sum()) for name, value in theirs.items())
+
+
+def test_another_layout_goes_on_from_the_same_weights(moeframe: Runner) -> None:
+    whole = run(moeframe, *BASE, "train.precision=float64")
+    arguments = (*BASE, "train.precision=float64", "train.output_dir=cut")
+    first = run(moeframe, *arguments, *LAYOUTS["fsdp2"], "train.steps=8")
+    assert first.code == 0, first.err
+    resumed = run(moeframe, *arguments, "--resume", str(first.run_dir))
+    assert resumed.code == 0, resumed.err
+    for mine, theirs in zip(losses(resumed), losses(whole), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-9)
+
+
+def test_kill_9_during_a_save_leaves_the_checkpoint_before_it(moeframe: Runner) -> None:
+    arguments = (*BASE, *LAYOUTS["fsdp2"], "train.steps=400", "checkpoint.every=1", "checkpoint.keep=3")
+    process = moeframe.start("--plugin", "faulty_data", "run", *arguments)
+    until = time.monotonic() + 60
+    while len(list(moeframe.cwd.glob("runs/*/*/checkpoints/*/COMPLETE"))) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    while True:  # a save has begun and is not whole
+        steps = list(moeframe.cwd.glob("runs/*/*/checkpoints/step-*"))
+        if any(not (step / "COMPLETE").exists() for step in steps):
+            break
+    process.kill()
+    process.wait()
+    (run_dir,) = moeframe.cwd.glob("runs/*/*")
+    whole = max(int(path.parent.name.removeprefix("step-")) for path in run_dir.glob("checkpoints/*/COMPLETE"))
+    steps = whole + 3
+    resumed = run(moeframe, *arguments, f"train.steps={steps}", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert f"from the checkpoint of step {whole}" in resumed.out
+    straight = run(moeframe, *arguments, f"train.steps={steps}", "train.output_dir=straight")
+    assert losses(resumed) == losses(straight)
+
+
+def test_a_restart_by_torchrun_goes_on_in_its_own_directory(moeframe: Runner) -> None:
+    once = moeframe.cwd / "failed-once"
+    (moeframe.cwd / "once.py").write_text(
+        "from pathlib import Path\nimport os, signal\nfrom moeframe.hooks import hookimpl\n"
+        "@hookimpl\ndef moeframe_on_step_end(step):\n"
+        f"    mark = Path({str(once)!r})\n"
+        "    if step == 7 and not mark.exists():\n        mark.touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    moeframe.env["PYTHONPATH"] += f":{moeframe.cwd}"
+    arguments = ("--plugin", "once", "--plugin", "faulty_data", "run", *BASE, *LAYOUTS["fsdp2"], "train.steps=10")
+    ended = moeframe.torchrun(*arguments, options=("--max-restarts=1",))
+    assert ended.code == 0, ended.err
+    assert once.exists()
+    (run_dir,) = moeframe.cwd.glob("runs/*/*")
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 11))
+
+
+class TestRefusals:
+    @pytest.fixture
+    def done(self, moeframe: Runner) -> Ended:
+        return moeframe("run", str(TINY), *SMALL, "train.steps=2")
+
+    def refused(self, moeframe: Runner, *arguments: str) -> str:
+        ended = moeframe("run", str(TINY), *SMALL, *arguments)
+        assert ended.code == 2, ended.err
+        assert "Traceback" not in ended.err
+        return ended.err
+
+    def test_a_checkpoint_of_another_model(self, moeframe: Runner, done: Ended) -> None:
+        message = self.refused(moeframe, "model.n_routed_experts=16", "train.steps=4", "--resume", str(done.run_dir))
+        assert "model.n_routed_experts: 16 now, 8 then" in message
+
+    def test_other_data_than_the_run_was_trained_on(self, moeframe: Runner, done: Ended) -> None:
+        message = self.refused(moeframe, "train.seed=5", "train.steps=4", "--resume", str(done.run_dir))
+        assert "train.seed: 5 now, 0 then" in message
+
+    def test_a_run_that_has_reached_its_end(self, moeframe: Runner, done: Ended) -> None:
+        assert "nothing is left to do" in self.refused(moeframe, "train.steps=2", "--resume", str(done.run_dir))
+
+    def test_a_run_without_a_whole_checkpoint(self, moeframe: Runner, done: Ended) -> None:
+        (done.run_dir / "checkpoints" / "step-2" / "COMPLETE").unlink()
+        assert "no whole checkpoint" in self.refused(moeframe, "train.steps=4", "--resume", str(done.run_dir))
+        assert "none of the 1 runs" in self.refused(moeframe, "train.steps=4", "--resume")
+
+    def test_what_is_no_run_directory(self, moeframe: Runner) -> None:
+        assert "no run directory" in self.refused(moeframe, "--resume", "nowhere")
+
+    def test_a_second_job_in_the_same_directory(self, moeframe: Runner, done: Ended) -> None:
+        first = moeframe.start("run", str(TINY), *SMALL, "train.steps=100000", "--resume", str(done.run_dir))
+        until = time.monotonic() + 60
+        while len((done.run_dir / "metrics.jsonl").read_text().splitlines()) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        message = self.refused(moeframe, "train.steps=100000", "--resume", str(done.run_dir))
+        assert f"another job is writing to {done.run_dir}" in message
+        assert f"process {first.pid}" in message
+        first.send_signal(signal.SIGTERM)
+        assert moeframe.ended(first).code == 128 + signal.SIGTERM
+
+    def test_c44_a_broken_file_ends_every_rank_with_the_rank_and_the_cause(self, moeframe: Runner) -> None:
+        done = moeframe("run", str(TINY), *SMALL, *TWO, "sharding.name=fsdp2", "train.steps=2")
+        checkpoint = done.run_dir / "checkpoints" / "step-2"
+        shard = checkpoint / "__1_0.distcp"
+        shard.write_bytes(shard.read_bytes()[:100])
+        ended = moeframe(
+            "run", str(TINY), *SMALL, *TWO, "sharding.name=fsdp2", "train.steps=4", "--resume", str(done.run_dir)
+        )
+        assert ended.code == 1
+        assert "checkpoint of step 2" in ended.err
+        assert "rank 1" in ended.err

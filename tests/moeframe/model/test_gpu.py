@@ -80,6 +80,7 @@ def test_gpu_and_cpu_compute_the_same(tiny, precision):
         torch.testing.assert_close(gpu_grads[name], gradient, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_bfloat16_training_never_waits_for_the_gpu_c129(tiny):
     device = torch.device("cuda")
     model = make(replace(tiny, capacity_factor=1.5), "bfloat16", device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -30,6 +29,8 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def recipe_hash(recipe: Recipe) -> str:
     """Return 64 hexadecimal digits that are equal for equal recipes."""
+    import hashlib
+
     return hashlib.sha256(dump_recipe(recipe).encode()).hexdigest()
 
 

@@ -6,7 +6,6 @@ import types
 from collections.abc import Mapping as AbstractMapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from moeframe.config.scalars import MISSING_TEXT, describe, is_null, kind_of, read_bool, read_float, read_int, untyped
@@ -192,6 +191,8 @@ class Reader:
         """Report an unknown key; return the missing key that was meant, if any."""
         here = join(path, key)
         section = self.spoken.get(path, path)
+        from difflib import get_close_matches
+
         near = get_close_matches(key, missing or known, n=1, cutoff=0.75) or get_close_matches(key, known, n=1)
         if "." in key:
             first, rest = key.split(".", 1)
@@ -318,6 +319,8 @@ class Reader:
             matches = leaf.text == choice if isinstance(choice, str) else leaf.text == str(choice) and not leaf.quoted
             if matches and (kind == "text" or not isinstance(choice, str)):
                 return choice
+        from difflib import get_close_matches
+
         near = get_close_matches(leaf.text, [str(choice) for choice in choices], n=1)
         fix = f"Did you mean {near[0]}?" if near else "Choose one of them."
         if leaf.text in choices:

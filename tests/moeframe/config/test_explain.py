@@ -35,7 +35,8 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
 def test_every_value_has_its_story(recipes) -> None:
     loaded = recipes.load(REAL + "train: {seed: '${train.steps}', eval_every: 5}", "train.steps=50")
     composition = composed(loaded)
-    assert rows(explain(loaded, composition, "train")) == {
+    shown = rows(explain(loaded, composition, "train"))
+    expected = {
         "train.steps": ("50", "override train.steps=50"),
         "train.seq_len": ("32", "base.yaml:26:29"),
         "train.global_batch_size": ("8", "base.yaml:26:52"),
@@ -51,6 +52,8 @@ def test_every_value_has_its_story(recipes) -> None:
         ),
         "train.tokens_per_step": ("256", "derived: global_batch_size 8 x seq_len 32"),
     }
+    assert {key: shown[key] for key in expected} == expected
+    assert all(story for _, story in shown.values())
 
 
 def test_derived_degrees_follow_an_override(recipes) -> None:

@@ -20,16 +20,22 @@ LATENT_NORM_EPS: Final = 1e-6
 """Of the two norms on latents, in every published checkpoint, whatever `rms_norm_eps` says."""
 
 
-def attention_mask(valid_BS: torch.Tensor | None) -> torch.Tensor | None:
-    """Return (B, 1, S, S) bool, true where a query may look: earlier tokens that are not padding, and itself.
+def attention_mask(valid_BS: torch.Tensor | None, document_ids_BS: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return (B, 1, S, S) bool, true where a query may look.
 
-    None when there is no padding: plain causal attention. A padded query sees itself, so that no row is empty.
+    That is earlier tokens of its own document that are not padding, and itself, so that no row is empty. None when
+    there is neither padding nor document ids: plain causal attention.
     """
-    if valid_BS is None:
+    some = valid_BS if valid_BS is not None else document_ids_BS
+    if some is None:
         return None
-    length = valid_BS.shape[1]
-    square = torch.ones(length, length, dtype=torch.bool, device=valid_BS.device)
-    return (square.tril() & valid_BS[:, None, None, :]) | torch.eye(length, dtype=torch.bool, device=valid_BS.device)
+    length = some.shape[1]
+    mask = torch.ones(length, length, dtype=torch.bool, device=some.device).tril()
+    if document_ids_BS is not None:
+        mask = mask & (document_ids_BS[:, None, :, None] == document_ids_BS[:, None, None, :])
+    if valid_BS is not None:
+        mask = (mask & valid_BS[:, None, None, :]) | torch.eye(length, dtype=torch.bool, device=some.device)
+    return mask
 
 
 class LatentAttention(nn.Module):

@@ -128,7 +128,12 @@ class DeepSeekV3(nn.Module):
         return None if layer < first else self._counters[layer - first]
 
     def forward(
-        self, inputs: torch.Tensor, *, valid: torch.Tensor | None = None, expert_ids: torch.Tensor | None = None
+        self,
+        inputs: torch.Tensor,
+        *,
+        valid: torch.Tensor | None = None,
+        expert_ids: torch.Tensor | None = None,
+        document_ids: torch.Tensor | None = None,
     ) -> ModelOutput | torch.Tensor:
         """Run the part.
 
@@ -136,6 +141,7 @@ class DeepSeekV3(nn.Module):
             inputs: (B, S) int64 token ids if the part has the embedding, else what the part before returned.
             valid: (B, S) bool, false for padding; None: no padding.
             expert_ids: (B, S, K) int64 in place of the routers' choices; None: the routers choose.
+            document_ids: (B, S) int64; attention and MTP modules look at tokens of equal id only; None: at all.
 
         Returns:
             `ModelOutput` if the part has the head, else (B, S, D) for the next part: the residual stream. In a model
@@ -150,7 +156,7 @@ class DeepSeekV3(nn.Module):
             hidden = embedded
         else:
             hidden, embedded = inputs[..., :width], inputs[..., width:]
-        mask = attention_mask(valid)
+        mask = attention_mask(valid, document_ids)
         for block in self.blocks.values():
             hidden = block(hidden, mask, valid, expert_ids)
         if self.head is None or self.norm is None:
@@ -158,7 +164,7 @@ class DeepSeekV3(nn.Module):
         hidden = self.norm(hidden)
         states = [hidden]
         for module in self.mtp.values():
-            states.append(module(states[-1], embedded, valid, expert_ids))
+            states.append(module(states[-1], embedded, valid, expert_ids, document_ids))
         logits, *mtp_logits = run_phase("head", -1, self.head, *states)
         return ModelOutput(logits=logits, mtp_logits=tuple(mtp_logits) or None)
 
@@ -207,7 +213,12 @@ class ModelStage(Stage):
     def forward(self, hidden: torch.Tensor | None, micro_batch: MicroBatch) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Run the part; the last stage returns (logits, logits of each MTP depth)."""
         inputs = micro_batch.input_ids if hidden is None else hidden
-        output = self.module(inputs, valid=micro_batch.valid, expert_ids=micro_batch.expert_ids)
+        output = self.module(
+            inputs,
+            valid=micro_batch.valid,
+            expert_ids=micro_batch.expert_ids,
+            document_ids=micro_batch.document_ids,
+        )
         if isinstance(output, ModelOutput):
             return (output.logits, *(output.mtp_logits or ()))
         assert isinstance(output, torch.Tensor)

@@ -18,15 +18,24 @@ def look_ahead(embedded_BSD: torch.Tensor, depth: int) -> torch.Tensor:
     return F.pad(embedded_BSD[:, depth:], (0, 0, 0, depth))
 
 
-def valid_ahead(valid_BS: torch.Tensor | None, depth: int, like_BSD: torch.Tensor) -> torch.Tensor:
-    """Return where token i and the `depth` tokens after it are all input tokens, (B, S) bool."""
+def valid_ahead(
+    valid_BS: torch.Tensor | None,
+    depth: int,
+    like_BSD: torch.Tensor,
+    document_ids_BS: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return where token i and the `depth` tokens after it are input tokens of one document, (B, S) bool."""
     batch, length, _ = like_BSD.shape
     if valid_BS is None:
         inside_S = torch.arange(length, device=like_BSD.device) < length - depth
-        return inside_S.expand(batch, length)
-    ahead_BS = valid_BS
-    for steps in range(1, depth + 1):
-        ahead_BS = ahead_BS & F.pad(valid_BS[:, steps:], (0, steps))
+        ahead_BS = inside_S.expand(batch, length)
+    else:
+        ahead_BS = valid_BS
+        for steps in range(1, depth + 1):
+            ahead_BS = ahead_BS & F.pad(valid_BS[:, steps:], (0, steps))
+    if document_ids_BS is not None:
+        same_BS = document_ids_BS[:, depth:] == document_ids_BS[:, :-depth]
+        ahead_BS = ahead_BS & F.pad(same_BS, (0, depth))
     return ahead_BS
 
 
@@ -36,9 +45,9 @@ class MTPModule(nn.Module):
     Embedding and head are the model's own. What comes in is the state after the final norm of the model, or after
     `norm` of the module before.
 
-    The token ahead comes from the input. A position whose token ahead lies beyond the input has no target either
-    (sequences bring one token more than the input), so it counts nowhere: it is routed to no expert, and causal
-    attention keeps it from the others.
+    The token ahead comes from the input. A position whose token ahead lies beyond the input, or beyond its document
+    where documents are kept apart, has no target either (sequences bring one token more than the input), so it counts
+    nowhere: it is routed to no expert, and causal attention keeps it from the others.
     """
 
     def __init__(self, parts: Parts, *, depth: int, counter: LayerCounter) -> None:
@@ -57,6 +66,7 @@ class MTPModule(nn.Module):
         embedded_BSD: torch.Tensor,
         valid_BS: torch.Tensor | None,
         forced_BSK: torch.Tensor | None,
+        document_ids_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the normed state (B, S, D) that the head turns into logits of token i + depth + 1.
 
@@ -65,11 +75,12 @@ class MTPModule(nn.Module):
             embedded_BSD: embeddings of the input tokens, not shifted.
             valid_BS: false for padding; None: no padding.
             forced_BSK: expert ids in place of the router's choice.
+            document_ids_BS: equal where tokens may see each other; None: all may.
         """
         ahead_BSD = look_ahead(embedded_BSD, self.depth)
         joined = torch.cat([self.enorm(ahead_BSD), self.hnorm(hidden_BSD)], dim=-1)
-        valid_ahead_BS = valid_ahead(valid_BS, self.depth, hidden_BSD)
-        # Without padding the positions to leave out come last, and causal attention hides them already.
-        mask = attention_mask(valid_BS)
+        valid_ahead_BS = valid_ahead(valid_BS, self.depth, hidden_BSD, document_ids_BS)
+        # Without padding the positions to leave out end a document, and causal attention hides them already.
+        mask = attention_mask(valid_BS, document_ids_BS)
         out: torch.Tensor = self.norm(self.block(self.eh_proj(joined), mask, valid_ahead_BS, forced_BSK))
         return out

@@ -6,19 +6,23 @@ The order depends on the seed and the global position alone: layouts and restart
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy
-import numpy.typing
 import torch
 
 from moeframe.errors import UserInputError
 from moeframe.protocols.data import IGNORED, Dataset, MicroBatch, TokenSequence
+from moeframe.train.permutation import Permutation
 
 __all__ = ["BatchPlan", "DataOrder", "make_micro_batch", "padding_sequence", "require_enough"]
 
 
 class DataOrder:
-    """Position in the run -> index in the data set, in a new seeded order every epoch."""
+    """Position in the run -> index in the data set, in a new seeded order every epoch.
+
+    A pure function of the seed and the position that holds no table of the indices, so an epoch may have any size.
+    """
 
     def __init__(self, num_sequences: int, seed: int) -> None:
         """Keep the numbers; `num_sequences` is at least 1."""
@@ -26,13 +30,13 @@ class DataOrder:
         self._seed = seed
         self._order = lru_cache(maxsize=2)(self._new_order)
 
-    def _new_order(self, epoch: int) -> numpy.typing.NDArray[numpy.int64]:
-        return numpy.random.default_rng([self._seed, epoch]).permutation(self._num_sequences)
+    def _new_order(self, epoch: int) -> Permutation:
+        return Permutation(self._num_sequences, self._seed, epoch)
 
     def index(self, position: int) -> int:
         """Return the sequence at a global position, counted from 0 over all epochs."""
         epoch, offset = divmod(position, self._num_sequences)
-        return int(self._order(epoch)[offset])
+        return self._order(epoch)[offset]
 
 
 class BatchPlan:
@@ -94,31 +98,43 @@ def padding_sequence(seq_len: int) -> TokenSequence:
     )
 
 
-def _shifted(tokens: torch.Tensor, there: torch.Tensor, ahead: int) -> torch.Tensor:
-    """Return for every input position the token `ahead` positions later, IGNORED where either is no token."""
+def _shifted(tokens: torch.Tensor, there: torch.Tensor, document_ids: torch.Tensor | None, ahead: int) -> torch.Tensor:
+    """Return for every input position the token `ahead` positions later.
+
+    IGNORED where either is no token, or the two belong to different documents.
+    """
     width = tokens.shape[1] - 1
     targets = torch.full((tokens.shape[0], width), IGNORED, dtype=torch.int64)
     upto = width + 1 - ahead
     both = there[:, :upto] & there[:, ahead:]
+    if document_ids is not None:
+        both = both & (document_ids[:, :upto] == document_ids[:, ahead:])
     targets[:, :upto] = torch.where(both, tokens[:, ahead:], IGNORED)
     return targets
+
+
+def _stacked(arrays: list[numpy.ndarray[Any, Any] | None], like: torch.Tensor, dtype: Any) -> torch.Tensor | None:
+    """Return (B, S + 1) of what some sequences have, zeros for the others; None when none has it."""
+    if all(array is None for array in arrays):
+        return None
+    nothing = numpy.zeros(like.shape[1], dtype=dtype)
+    return torch.from_numpy(numpy.stack([nothing if array is None else array for array in arrays]))
 
 
 def make_micro_batch(sequences: list[TokenSequence], *, mtp_depth: int, device: torch.device) -> MicroBatch:
     """Stack sequences of S + 1 tokens into inputs (B, S) and the targets of the model and of its MTP modules."""
     tokens = torch.from_numpy(numpy.stack([sequence.tokens for sequence in sequences]))
-    if any(sequence.padding is not None for sequence in sequences):
-        nowhere = numpy.zeros(tokens.shape[1], dtype=numpy.bool_)
-        padding = numpy.stack([nowhere if s.padding is None else s.padding for s in sequences])
-        there = ~torch.from_numpy(padding)
-    else:
-        there = torch.ones_like(tokens, dtype=torch.bool)
+    padding = _stacked([sequence.padding for sequence in sequences], tokens, numpy.bool_)
+    document_ids = _stacked([sequence.document_ids for sequence in sequences], tokens, numpy.int64)
+    there = torch.ones_like(tokens, dtype=torch.bool) if padding is None else ~padding
     forced = [sequence.expert_ids for sequence in sequences if sequence.expert_ids is not None]
     valid = there[:, :-1]
+    targets = [_shifted(tokens, there, document_ids, ahead).to(device) for ahead in range(1, mtp_depth + 2)]
     return MicroBatch(
         input_ids=tokens[:, :-1].contiguous().to(device),
-        targets=_shifted(tokens, there, 1).to(device),
-        mtp_targets=tuple(_shifted(tokens, there, depth + 2).to(device) for depth in range(mtp_depth)),
+        targets=targets[0],
+        mtp_targets=tuple(targets[1:]),
         valid=None if bool(valid.all()) else valid.to(device),
         expert_ids=torch.from_numpy(numpy.stack(forced)).to(device) if forced else None,
+        document_ids=None if document_ids is None else document_ids[:, :-1].contiguous().to(device),
     )

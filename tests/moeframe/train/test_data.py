@@ -38,6 +38,12 @@ def test_the_order_depends_on_seed_and_position_alone() -> None:
     assert [DataOrder(11, seed=1).index(i) for i in range(11)] != [DataOrder(11, seed=2).index(i) for i in range(11)]
 
 
+def test_a_position_is_found_without_walking_there_however_large_the_data() -> None:
+    order = DataOrder(10**12, seed=1)
+    assert 0 <= order.index(5 * 10**12 + 17) < 10**12
+    assert order.index(17) != order.index(10**12 + 17)
+
+
 @pytest.mark.parametrize(("data_ranks", "micro"), [(1, 8), (1, 2), (2, 2), (4, 1), (4, 2)])
 def test_every_layout_reads_the_same_sequences_in_a_step(data_ranks: int, micro: int) -> None:
     seen: list[int] = []
@@ -47,6 +53,17 @@ def test_every_layout_reads_the_same_sequences_in_a_step(data_ranks: int, micro:
         assert len(batches) == plan.num_micro_batches == 8 // data_ranks // micro
         seen += [position for batch in batches for position in batch]
     assert seen == list(range(24, 32))
+
+
+def test_no_rank_runs_out_of_data_before_another() -> None:
+    order = DataOrder(13, seed=0)  # neither a multiple of the batch nor of the ranks
+    plans = [BatchPlan(global_batch_size=8, micro_batch_size=1, data_rank=rank, data_ranks=4) for rank in range(4)]
+    for step in range(20):
+        batches = [plan.positions(step) for plan in plans]
+        assert [len(rank) for rank in batches] == [2, 2, 2, 2]
+        read = [position for rank in batches for micro_batch in rank for position in micro_batch]
+        assert read == list(range(step * 8, step * 8 + 8))
+        assert all(0 <= order.index(position) < 13 for position in read)
 
 
 def test_targets_look_one_token_ahead_and_mtp_targets_one_more() -> None:
@@ -67,6 +84,33 @@ def test_c17_padding_is_no_input_and_no_target() -> None:
     assert batch.valid.tolist() == [[True, True, True, False]]
     assert batch.targets.tolist() == [[2, 3, -100, -100]]
     assert batch.mtp_targets[0].tolist() == [[3, -100, -100, -100]]
+
+
+def test_no_target_lies_in_another_document() -> None:
+    packed = TokenSequence(
+        tokens=numpy.array([1, 2, 3, 4, 5, 6], dtype=numpy.int64),
+        document_ids=numpy.array([0, 0, 0, 1, 1, 2], dtype=numpy.int64),
+    )
+    batch = make_micro_batch([packed], mtp_depth=2, device=CPU)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5]]
+    assert batch.targets.tolist() == [[2, 3, -100, 5, -100]]
+    assert [targets.tolist() for targets in batch.mtp_targets] == [
+        [[3, -100, -100, -100, -100]],
+        [[-100, -100, -100, -100, -100]],
+    ]
+    assert batch.document_ids is not None
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1]]
+
+
+def test_a_sequence_without_document_ids_is_one_document_among_others() -> None:
+    packed = TokenSequence(
+        tokens=numpy.array([1, 2, 3], dtype=numpy.int64), document_ids=numpy.array([0, 1, 1], dtype=numpy.int64)
+    )
+    batch = make_micro_batch([packed, padding_sequence(2)], mtp_depth=0, device=CPU)
+    assert batch.document_ids is not None
+    assert batch.document_ids.tolist() == [[0, 1], [0, 0]]
+    assert batch.targets.tolist() == [[-100, 3], [-100, -100]]
+    assert make_micro_batch([padding_sequence(2)], mtp_depth=0, device=CPU).document_ids is None
 
 
 def test_a_padding_sequence_counts_nowhere() -> None:

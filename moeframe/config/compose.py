@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 from moeframe.config.fit import FIT_RULES
 from moeframe.config.load import LoadedRecipe
 from moeframe.config.moot import moot_problems
 from moeframe.config.options import typed_options
+from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order, located
 from moeframe.config.rules import degrees_of, recipe_problems
 from moeframe.config.schema import BACKEND_SECTIONS, Recipe
@@ -20,6 +21,7 @@ from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.compute import ComputeTraits
 from moeframe.protocols.data import DatasetTraits
 from moeframe.protocols.dispatcher import DispatcherTraits
+from moeframe.protocols.paths import path_rule
 from moeframe.protocols.precision import Precision
 from moeframe.protocols.schedule import ScheduleTraits
 from moeframe.protocols.sharding import ShardingTraits
@@ -117,6 +119,7 @@ class _Composer:
         degrees = self._guarded(self._degrees)
         precision = self._guarded(lambda: Precision.of(self.recipe.train.precision))
         parts: dict[str, Any] = {kind: self._guarded(self._part, kind, precision) for kind in BACKEND_SECTIONS}
+        self.recipe = _with_paths_of(parts, self.recipe)
         composition = Composition(recipe=self.recipe, degrees=degrees, precision=precision, **parts)
         for rule in FIT_RULES:
             self._guarded(lambda rule=rule: self.problems.extend(rule(composition)))
@@ -163,8 +166,12 @@ class _Composer:
         self.problems += [problem for problem in problems if problem.path not in known]
         if problems or options is HOLE:
             raise UnknownValueError
+        options = with_absolute_paths(options, path, self.loaded.provenance)
         try:
             traits = offer.traits(options, precision)  # type: ignore[attr-defined]
+        except RecipeError as error:
+            self.problems += error.problems
+            raise UnknownValueError from error
         except (UnknownValueError, ValueError) as error:
             if isinstance(error, ValueError):
                 self._complain(path, f"{kind} {name!r} refuses them: {error}", "")
@@ -220,6 +227,21 @@ class _Composer:
     def _complain(self, path: str, message: str, fix: str) -> None:
         """Add a problem."""
         self.problems.append(Problem(path=path, message=message, fix=fix))
+
+
+def _with_paths_of(parts: dict[str, Any], recipe: Recipe) -> Recipe:
+    """Return the recipe with the absolute paths that the typed options of its parts have."""
+    for kind, part in parts.items():
+        if part is HOLE:
+            continue
+        section = getattr(recipe, kind)
+        named = {spec.name for spec in fields(part.options) if path_rule(spec.metadata)}
+        if named.intersection(section.options):
+            options = {
+                key: getattr(part.options, key) if key in named else value for key, value in section.options.items()
+            }
+            recipe = replace(recipe, **{kind: replace(section, options=options)})
+    return recipe
 
 
 def _topology_problem(recipe: Recipe, world_size: int | None) -> Problem | None:

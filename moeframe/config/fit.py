@@ -174,6 +174,16 @@ def _vocabulary(c: Composition) -> Iterator[Problem]:
         )
 
 
+def _held_out(c: Composition) -> Iterator[Problem]:
+    every = c.recipe.train.eval_every
+    if every and not c.data.traits.holds_out:
+        yield Problem(
+            path="train.eval_every",
+            message=f"given {every}; data set {c.data.offer.name!r} with these options holds out nothing to validate.",
+            fix="Use 0, or give data.options that hold some data out (`moeframe explain RECIPE data` lists them).",
+        )
+
+
 FIT_RULES: Final[tuple[Callable[[Composition], Iterable[Problem]], ...]] = (
     _dispatcher_group,
     _dispatcher_shapes,
@@ -185,4 +195,5 @@ FIT_RULES: Final[tuple[Callable[[Composition], Iterable[Problem]], ...]] = (
     _split_backward,
     _sharding,
     _vocabulary,
+    _held_out,
 )

@@ -12,6 +12,7 @@ from typing import Any, Final
 from moeframe.config.dump import dump_recipe, recipe_hash
 from moeframe.config.merge import Merger
 from moeframe.config.moot import reset_moot_keys
+from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order
 from moeframe.config.provenance import Provenance
 from moeframe.config.schema import BACKEND_SECTIONS, Recipe
@@ -96,7 +97,7 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     recipe: Recipe = reader.read_dataclass(Recipe, tree, "")
     provenance = Provenance(reader.origins, key_places, tuple(layers.files), tree)
     if recipe.model is not HOLE:
-        recipe = _with_absolute_paths(recipe, provenance)
+        recipe = replace(recipe, model=with_absolute_paths(recipe.model, "model", provenance))
     recipe, provenance = reset_moot_keys(recipe, provenance)
     return LoadedRecipe(
         recipe=recipe,
@@ -242,16 +243,3 @@ def _drop_untouched_sections(tree: dict[str, Tree], key_places: dict[str, Origin
     for spec in fields(Recipe):
         if default_of(spec) is MISSING and is_dataclass(hints_of(Recipe)[spec.name]) and spec.name not in key_places:
             tree.pop(spec.name, None)
-
-
-def _with_absolute_paths(recipe: Recipe, provenance: Provenance) -> Recipe:
-    """Resolve `model.init_from` against the file that gave it, or the working directory for an override.
-
-    So the recipe that is saved with a run means the same wherever it lies.
-    """
-    given = recipe.model.init_from
-    if given is None or given is HOLE:
-        return recipe
-    origin = provenance["model.init_from"]
-    base = Path(origin.where.file).parent if origin.kind == "file" and origin.where is not None else Path()
-    return replace(recipe, model=replace(recipe.model, init_from=str((base / given).resolve())))

@@ -17,6 +17,7 @@ from moeframe.hooks.offers import (
     ScheduleOffer,
     ShardingOffer,
 )
+from moeframe.protocols.paths import path_field
 
 __all__ = [
     "API_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "ScheduleOffer",
     "ShardingOffer",
     "hookimpl",
+    "path_field",
 ]
 
 PROJECT: Final = "moeframe"

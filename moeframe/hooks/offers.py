@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moeframe.protocols.compute import ComputeTraits
-from moeframe.protocols.data import DatasetTraits
+from moeframe.protocols.data import DatasetTraits, Tokenized, TokenizeRequest
 from moeframe.protocols.dispatcher import DispatcherTraits
 from moeframe.protocols.precision import Precision
 from moeframe.protocols.schedule import ScheduleTraits
@@ -110,7 +110,12 @@ class ComputeOffer(Offer):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOffer(Offer):
-    """Offers a `Dataset`: ``build(options, DatasetContext)``. Builds without torch."""
+    """Offers a `Dataset`: ``build(options, DatasetContext)``. Builds without torch.
+
+    `tokenize(request)` writes texts as the tokens that this data set reads; `moeframe tokenize` calls it. None for a
+    data set that reads no such files.
+    """
 
     kind: ClassVar[str] = "data"
     traits: Callable[[Any, Precision], DatasetTraits]
+    tokenize: Callable[[TokenizeRequest], Tokenized] | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from moeframe.protocols.paths import path_field
+
 __all__ = ["DeepSeekV3Config", "RopeScaling"]
 
 
@@ -75,7 +77,7 @@ class DeepSeekV3Config:
     """Gamma: change of the correction bias per step (report, section 2.1.2). 0 freezes the bias."""
     capacity_factor: float | None = None
     """null: no token is dropped. Otherwise an expert takes at most ceil(factor x S x K / E) tokens of a sequence."""
-    init_from: str | None = None
+    init_from: str | None = path_field(None)
     """A Hugging Face directory (config.json and safetensors) to start from, relative to the recipe file."""
 
     @property

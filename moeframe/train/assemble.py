@@ -116,7 +116,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         sharded = composition.sharding.build().shard(model, plan, meshes, precision)
         optimizer = sharded.optimizer(_optimizer_settings(recipe))
         schedule = composition.schedule.build(_schedule_context(composition, meshes))
-        train_data, validation_data = _data(composition, "train"), _data(composition, "validation")
+        train_data, validation_data = _data(composition, "train", world), _data(composition, "validation", world)
         _require_data(recipe, train_data, validation_data)
         return Job(
             recipe=recipe,
@@ -196,7 +196,7 @@ def _schedule_context(composition: Composition, meshes: Meshes) -> ScheduleConte
     )
 
 
-def _data(composition: Composition, split: Literal["train", "validation"]) -> Dataset:
+def _data(composition: Composition, split: Literal["train", "validation"], world: World) -> Dataset:
     recipe = composition.recipe
     dataset: Dataset = composition.data.build(
         DatasetContext(
@@ -206,6 +206,7 @@ def _data(composition: Composition, split: Literal["train", "validation"]) -> Da
             split=split,
             num_experts=recipe.model.n_routed_experts,
             top_k=recipe.model.num_experts_per_tok,
+            local_rank=world.local_rank,
         )
     )
     return dataset

@@ -97,26 +97,21 @@ class Series:
 
 
 def try_to_draw(run_dir: RunDirectory) -> str:
-    """Draw curves.png and return its path as text; where that fails, return the reason and log it. Raises nothing."""
+    """Draw curves.png and return its path; where that fails, log it and return the reason. Raises nothing."""
     try:
-        draw(run_dir)
+        drawn = draw(run_dir)
     except Exception as error:  # noqa: BLE001  a run that trained well has not failed for want of a picture
         with suppress(OSError):
             (run_dir.log_dir / _LOG).write_text(traceback.format_exc(), encoding="utf-8")
         return f"not drawn, {type(error).__name__}: {error} (details: {run_dir.log_dir / _LOG})"
-    return str(run_dir.curves_file)
+    return str(run_dir.curves_file) if drawn else "not drawn, no step was trained"
 
 
-def draw(run_dir: RunDirectory) -> None:
-    """Draw curves.png, whole or not at all, without a display.
-
-    Raises:
-        ValueError: the run has no whole step.
-        OSError: a file cannot be read or written.
-    """
+def draw(run_dir: RunDirectory) -> bool:
+    """Draw curves.png, whole or not at all, without a display; return whether there was a step to draw."""
     lines = list(read_steps(run_dir.metrics_file))
     if not lines:
-        raise ValueError("no step was trained")
+        return False
     last = None
     for last in read_loads(run_dir.loads_file):  # noqa: B007  only the last line is drawn
         pass
@@ -125,6 +120,7 @@ def draw(run_dir: RunDirectory) -> None:
         figure = build_figure(lines, last, title=f"{run_dir.path.parent.name}  {run_dir.path.name}")
         figure.savefig(part, format="png")  # formats that need no display choose their own canvas
     part.replace(run_dir.curves_file)
+    return True
 
 
 def build_figure(lines: Sequence[dict[str, Any]], loads: StepLoads | None, *, title: str) -> Figure:

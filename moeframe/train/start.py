@@ -16,6 +16,7 @@ from moeframe.config.schema import Recipe
 from moeframe.errors import JobFailedError, TopologyError, UserInputError
 from moeframe.launch.environment import World, detect
 from moeframe.launch.local import Outcome, run_local
+from moeframe.train.curves import try_to_draw
 from moeframe.train.failure import read_failures
 from moeframe.train.progress import duration
 from moeframe.train.resume import Opened, locked, open_run
@@ -75,7 +76,7 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
     summary_file = run_dir.path / "summary.json"
     if summary_file.exists() and all(code in (0, 128 + outcome.received) for code in outcome.codes):
         summary = json.loads(summary_file.read_text(encoding="utf-8"))
-        print(closing_words(run_dir, summary))
+        print(closing_words(run_dir, summary, try_to_draw(run_dir)))
         return 128 + int(summary["stopped_by"]) if summary["stopped_by"] else 0
     failures = read_failures(run_dir.log_dir)
     if failures and not failures[0].secondhand:
@@ -94,8 +95,11 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
     return 1
 
 
-def closing_words(run_dir: RunDirectory, summary: dict[str, Any]) -> str:
-    """Return the summary that a person reads last: results, where they lie, what to try next."""
+def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -> str:
+    """Return the summary that a person reads last: results, where they lie, what to try next.
+
+    `curves` says where the picture is, or why there is none.
+    """
     metrics = summary["metrics"]
     if summary["stopped_by"]:
         name = signal.Signals(summary["stopped_by"]).name
@@ -110,6 +114,7 @@ def closing_words(run_dir: RunDirectory, summary: dict[str, Any]) -> str:
             + f", largest expert load {1 + metrics['max_violation']:.2f} x the mean"
         )
     lines += [
+        f"  curves:  {curves}",
         f"  metrics: {run_dir.metrics_file}",
         f"  recipe:  {run_dir.recipe_file}",
         f"  logs:    {run_dir.log_dir}",
@@ -141,8 +146,10 @@ def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | No
             finally:
                 if world.rank == 0:
                     held.__exit__(None, None, None)
+            # The others wait: a launcher that sees one of them end after a signal would end this one too.
+            curves = _on_rank_0(world, lambda: try_to_draw(opened.run_dir))
             if world.rank == 0:
-                print(closing_words(opened.run_dir, summary.as_json()))
+                print(closing_words(opened.run_dir, summary.as_json(), curves))
             return 128 + summary.stopped_by if summary.stopped_by else 0
 
     # torchrun prints what `record` writes as the root cause, with its traceback.

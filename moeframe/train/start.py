@@ -74,10 +74,12 @@ def headline(composition: Composition, opened: Opened) -> str:
 def report(run_dir: RunDirectory, outcome: Outcome) -> int:
     """Tell the user how the local processes ended, and return the exit code."""
     summary_file = run_dir.path / "summary.json"
-    if summary_file.exists() and all(code in (0, 128 + outcome.received) for code in outcome.codes):
+    if summary_file.exists():
         summary = json.loads(summary_file.read_text(encoding="utf-8"))
-        print(closing_words(run_dir, summary, try_to_draw(run_dir)))
-        return 128 + int(summary["stopped_by"]) if summary["stopped_by"] else 0
+        code = 128 + int(summary["stopped_by"]) if summary["stopped_by"] else 0
+        if set(outcome.codes) == {code}:
+            print(closing_words(run_dir, summary, try_to_draw(run_dir)))
+            return code
     failures = read_failures(run_dir.log_dir)
     if failures and not failures[0].secondhand:
         print(f"{failures[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)

@@ -27,7 +27,7 @@ def test_a_run_leaves_what_the_design_says(moeframe: Runner) -> None:
     assert "torch" in json.loads((run_dir / "environment.json").read_text())["versions"]
     assert {path.name for path in (run_dir / "log").iterdir()} >= {"rank-0.log", "rank-1.log"}
     assert (run_dir / "checkpoints" / "step-6" / "COMPLETE").is_file()
-    assert str(run_dir.relative_to(moeframe.cwd)) in ended.out.splitlines()[-6]
+    assert f"metrics: {run_dir.relative_to(moeframe.cwd)}" in ended.out
 
 
 def test_the_resolved_recipe_gives_the_same_run_again(moeframe: Runner) -> None:

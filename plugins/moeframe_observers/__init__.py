@@ -1,0 +1,1 @@
+"""Observers: `tensorboard` writes what happens in a run as TensorBoard files."""

@@ -122,6 +122,56 @@ def _list_plugins(
     plugins(_plugins(context, plugin), as_json=as_json)
 
 
+@app.command("tokenize")
+def _tokenize(  # noqa: PLR0913  one for each option of the command
+    context: typer.Context,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Text files, a document each, or .jsonl files, a document a line; glob patterns too.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="NAME", help="Writes NAME.json and what it describes.", show_default=False)
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="byte|FILE", help="The bytes of the text, or a Hugging Face tokenizer.json.")
+    ] = "byte",
+    field: Annotated[str, typer.Option(metavar="KEY", help="Where a .jsonl line has its text.")] = "text",
+    document_separator: Annotated[
+        str,
+        typer.Option(
+            metavar="TOKEN|ID|none|auto", help="What ends each document; auto is 0 with byte, refused otherwise."
+        ),
+    ] = "auto",
+    plugin: PluginOption = None,
+    *,
+    replace_errors: Annotated[
+        bool, typer.Option("--replace-errors", help="Put U+FFFD for bytes that are not UTF-8, which are refused else.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    data_set: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which data set shall read it.", show_default=False)
+    ] = None,
+) -> None:
+    """Write texts as tokens on disk, once for many runs."""
+    from moeframe.cli.tokenize import separator_of, tokenize
+    from moeframe.protocols.data import TokenizeRequest
+
+    request = TokenizeRequest(
+        inputs=tuple(inputs),
+        out=out,
+        tokenizer=tokenizer,
+        field=field,
+        document_separator=separator_of(document_separator),
+        errors="replace" if replace_errors else "strict",
+        overwrite=force,
+    )
+    typer.echo(tokenize(request, data_set=data_set, plugins=_plugins(context, plugin)))
+
+
 def _plugins(context: typer.Context, named: list[str] | None) -> list[str]:
     """Return the plugin modules named before and after the command."""
     return [*context.obj, *(named or ())]

@@ -1,1 +1,1 @@
-"""Data sets: `python_sources` (text that every Python brings along) and `synthetic` (benchmarks)."""
+"""Data sets: `python_sources`, `text`, `token_file`, and `synthetic` (benchmarks)."""

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from moeframe.hooks import DatasetOffer, hookimpl
-from moeframe.protocols.data import Dataset, DatasetContext, DatasetTraits
+from moeframe.protocols.data import Dataset, DatasetContext, DatasetTraits, Tokenized, TokenizeRequest
+from moeframe_datasets.options import PythonSourcesOptions, SyntheticOptions, TextOptions, TokenFileOptions
 
 if TYPE_CHECKING:
     from moeframe.protocols.precision import Precision
-
-
-@dataclass(frozen=True, kw_only=True)
-class PythonSourcesOptions:
-    """Options of `python_sources`."""
-
-    validation_every: int = 20
-    """Every so many files (in the order of their names) one is held out for validation; at least 2."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyntheticOptions:
-    """Options of `synthetic`."""
-
-    num_sequences: int = 65536
-    """Sequences in an epoch."""
-    routing: Literal["natural", "balanced", "skewed"] = "natural"
-    """natural: the router decides. balanced: every expert gets the same load. skewed: some experts get far more."""
-    hot_experts: int = 1
-    """Skewed routing: how many experts are hot; at most top-k."""
-    hot_share: float = 0.5
-    """Skewed routing: the share of tokens that go to all hot experts, 0 to 1."""
 
 
 def _build_python_sources(options: PythonSourcesOptions, context: DatasetContext) -> Dataset:
@@ -47,6 +25,18 @@ def _build_synthetic(options: SyntheticOptions, context: DatasetContext) -> Data
     return Synthetic(options, context)
 
 
+def _build_text(options: TextOptions, context: DatasetContext) -> Dataset:
+    from moeframe_datasets.text import open_text
+
+    return open_text(options, context)
+
+
+def _build_token_file(options: TokenFileOptions, context: DatasetContext) -> Dataset:
+    from moeframe_datasets.token_file import open_token_file
+
+    return open_token_file(options, context)
+
+
 def _python_sources_traits(options: Any, precision: Precision) -> DatasetTraits:  # noqa: ARG001
     return DatasetTraits(vocabulary=256)
 
@@ -55,9 +45,27 @@ def _synthetic_traits(options: SyntheticOptions, precision: Precision) -> Datase
     return DatasetTraits(vocabulary=None, forces_routing=options.routing != "natural")
 
 
+def _text_traits(options: TextOptions, precision: Precision) -> DatasetTraits:  # noqa: ARG001
+    from moeframe_datasets.text import text_traits
+
+    return text_traits(options)
+
+
+def _token_file_traits(options: TokenFileOptions, precision: Precision) -> DatasetTraits:  # noqa: ARG001
+    from moeframe_datasets.token_file import token_file_traits
+
+    return token_file_traits(options)
+
+
+def _tokenize(request: TokenizeRequest) -> Tokenized:
+    from moeframe_datasets.tokenizing import tokenize
+
+    return tokenize(request)
+
+
 @hookimpl
 def moeframe_offer_datasets() -> Sequence[DatasetOffer]:
-    """Offer both data sets."""
+    """Offer the data sets."""
     return [
         DatasetOffer(
             name="python_sources",
@@ -72,5 +80,20 @@ def moeframe_offer_datasets() -> Sequence[DatasetOffer]:
             options=SyntheticOptions,
             build=_build_synthetic,
             traits=_synthetic_traits,
+        ),
+        DatasetOffer(
+            name="text",
+            summary="your own text files or JSON lines, tokenized once and kept",
+            options=TextOptions,
+            build=_build_text,
+            traits=_text_traits,
+        ),
+        DatasetOffer(
+            name="token_file",
+            summary="tokens that `moeframe tokenize` has written, memory-mapped",
+            options=TokenFileOptions,
+            build=_build_token_file,
+            traits=_token_file_traits,
+            tokenize=_tokenize,
         ),
     ]

@@ -12,7 +12,7 @@ from moeframe.errors import UserInputError
 from moeframe.protocols.data import Dataset, DatasetContext, TokenSequence
 
 if TYPE_CHECKING:
-    from moeframe_datasets.plugin import PythonSourcesOptions
+    from moeframe_datasets.options import PythonSourcesOptions
 
 SEPARATOR = 0
 """The byte between two files; it occurs in no Python source."""

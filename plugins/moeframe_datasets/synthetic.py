@@ -11,7 +11,7 @@ from moeframe.errors import UserInputError
 from moeframe.protocols.data import Dataset, DatasetContext, TokenSequence
 
 if TYPE_CHECKING:
-    from moeframe_datasets.plugin import SyntheticOptions
+    from moeframe_datasets.options import SyntheticOptions
 
 Ids = numpy.typing.NDArray[numpy.int64]
 

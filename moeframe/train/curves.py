@@ -116,10 +116,13 @@ def draw(run_dir: RunDirectory) -> bool:
     for last in read_loads(run_dir.loads_file):  # noqa: B007  only the last line is drawn
         pass
     part = run_dir.curves_file.with_name(f".{run_dir.curves_file.name}.part")
-    with _styled():
-        figure = build_figure(lines, last, title=f"{run_dir.path.parent.name}  {run_dir.path.name}")
-        figure.savefig(part, format="png")  # formats that need no display choose their own canvas
-    part.replace(run_dir.curves_file)
+    try:
+        with _styled():
+            figure = build_figure(lines, last, title=f"{run_dir.path.parent.name}  {run_dir.path.name}")
+            figure.savefig(part, format="png")  # for PNG matplotlib takes the canvas that needs no display
+        part.replace(run_dir.curves_file)
+    finally:
+        part.unlink(missing_ok=True)
     return True
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from moeframe.train.loads import StepLoads, read_loads
+from moeframe.train.loads import StepLoads, read_last_loads
 from moeframe.train.progress import duration
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.step_file import read_steps
@@ -112,13 +112,11 @@ def draw(run_dir: RunDirectory) -> bool:
     lines = list(read_steps(run_dir.metrics_file))
     if not lines:
         return False
-    last = None
-    for last in read_loads(run_dir.loads_file):  # noqa: B007  only the last line is drawn
-        pass
+    loads = read_last_loads(run_dir.loads_file)
     part = run_dir.curves_file.with_name(f".{run_dir.curves_file.name}.part")
     try:
         with _styled():
-            figure = build_figure(lines, last, title=f"{run_dir.path.parent.name}  {run_dir.path.name}")
+            figure = build_figure(lines, loads, title=f"{run_dir.path.parent.name}  {run_dir.path.name}")
             figure.savefig(part, format="png")  # for PNG matplotlib takes the canvas that needs no display
         part.replace(run_dir.curves_file)
     finally:

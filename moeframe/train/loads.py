@@ -12,15 +12,16 @@ of 256 experts) takes about 110 kB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moeframe.model.config import DeepSeekV3Config
 from moeframe.protocols.loads import LayerLoad
-from moeframe.train.step_file import StepFile, read_steps
+from moeframe.train.step_file import StepFile, read_last_step, read_steps
 
-__all__ = ["LoadsFile", "StepLoads", "layer_loads", "read_loads"]
+__all__ = ["LoadsFile", "StepLoads", "layer_loads", "read_last_loads", "read_loads"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,18 @@ class LoadsFile:
 
 def read_loads(path: Path) -> Iterator[StepLoads]:
     """Yield the lines of a loads.jsonl, none if it does not exist."""
-    for line in read_steps(path):
-        layers = [
-            LayerLoad(layer=one["layer"], mtp=one["mtp"], tokens_per_expert=tuple(one["tokens_per_expert"]))
-            for one in line["layers"]
-        ]
-        yield StepLoads(step=line["step"], layers=tuple(layers))
+    yield from map(_step_loads, read_steps(path))
+
+
+def read_last_loads(path: Path) -> StepLoads | None:
+    """Return the last line of a loads.jsonl, None if there is none."""
+    last = read_last_step(path)
+    return None if last is None else _step_loads(last)
+
+
+def _step_loads(line: Mapping[str, Any]) -> StepLoads:
+    layers = [
+        LayerLoad(layer=one["layer"], mtp=one["mtp"], tokens_per_expert=tuple(one["tokens_per_expert"]))
+        for one in line["layers"]
+    ]
+    return StepLoads(step=line["step"], layers=tuple(layers))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["StepFile", "read_steps"]
+__all__ = ["StepFile", "read_last_step", "read_steps"]
 
 
 class StepFile:
@@ -36,6 +36,15 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file, none if it does not exist; one that is still being written is left out."""
     if path.exists():
         yield from (json.loads(line) for line in _whole_lines(path))
+
+
+def read_last_step(path: Path) -> dict[str, Any] | None:
+    """Return the last whole line, None if there is none."""
+    last = None
+    if path.exists():
+        for line in _whole_lines(path):
+            last = line
+    return None if last is None else dict(json.loads(last))
 
 
 def _whole_lines(path: Path) -> Iterator[str]:

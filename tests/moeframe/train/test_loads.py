@@ -9,7 +9,7 @@ import torch
 from moeframe.config.load import load_recipe
 from moeframe.protocols.loads import LayerLoad
 from moeframe.train.assemble import assemble
-from moeframe.train.loads import LoadsFile, StepLoads, layer_loads, read_loads
+from moeframe.train.loads import LoadsFile, StepLoads, layer_loads, read_last_loads, read_loads
 from moeframe.train.metrics import max_violation
 from moeframe.train.step_file import read_steps
 
@@ -75,6 +75,7 @@ def test_what_is_written_is_read_back_and_stands_there_by_name(tmp_path: Path) -
     file.add(loads)
     file.close()
     assert list(read_loads(path)) == [loads]
+    assert read_last_loads(path) == loads
     line = json.loads(path.read_text())
     assert line["step"] == 2
     assert line["layers"][2] == {"layer": 3, "mtp": True, "max_violation": 1.0, "tokens_per_expert": [4, 0]}
@@ -88,6 +89,7 @@ def test_a_resumed_run_goes_on_after_the_loads_of_its_checkpoint(tmp_path: Path)
             file.add(step_loads(step))
         file.close()
     assert [one.step for one in read_loads(path)] == [2, 4, 6]
+    assert read_last_loads(path) == step_loads(6)
 
 
 def test_loads_are_those_of_the_whole_job_whatever_its_layout(ranks, tmp_path: Path) -> None:

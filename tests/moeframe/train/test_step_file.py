@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from moeframe.train.step_file import StepFile, read_steps
+from moeframe.train.step_file import StepFile, read_last_step, read_steps
 
 
 def write(path: Path, steps: range, *, keep_steps: int = 0, **more: object) -> None:
@@ -39,9 +39,11 @@ def test_a_line_that_a_killed_process_left_half_written_counts_nowhere(tmp_path:
     with path.open("a") as file:
         file.write('{"step": 3, "lo')
     assert [line["step"] for line in read_steps(path)] == [1, 2]
+    assert read_last_step(path) == {"step": 2}
     write(path, range(3, 4), keep_steps=2)
     assert [line["step"] for line in read_steps(path)] == [1, 2, 3]
 
 
 def test_a_run_that_wrote_nothing_has_no_steps(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path / "metrics.jsonl")) == []
+    assert read_last_step(tmp_path / "metrics.jsonl") is None

@@ -173,7 +173,7 @@ class TokenCache:
     def _write(self, corpus: Corpus, folder: Path, meter: Meter) -> None:
         every = corpus.validation_every
         vocabulary, separator = corpus.vocabulary, corpus.separator
-        encoder = load_encoder(vocabulary.tokenizer)
+        encoder = load_encoder(vocabulary)
         started = time.monotonic()
         with (
             TokenWriter.open(folder / "train", vocabulary, separator) as train,

@@ -10,7 +10,7 @@ import numpy.typing
 
 from moeframe.errors import UserInputError
 from moeframe_datasets.options import BYTE
-from moeframe_datasets.vocabulary import require_library
+from moeframe_datasets.vocabulary import Vocabulary, require_library
 
 __all__ = ["Encoder", "Tokens", "load_encoder"]
 
@@ -34,13 +34,21 @@ class _Bytes:
 class _HuggingFace:
     """Through the tokenizers library, on all cores."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         from tokenizers import Tokenizer
 
+        path = vocabulary.tokenizer
         try:
             self._tokenizer = Tokenizer.from_file(path)
         except Exception as error:  # the library raises plain Exception
             raise UserInputError(f"{path} cannot be loaded by the tokenizers library: {error}.") from error
+        numbered = self._tokenizer.get_vocab()
+        if other := [text for text, number in vocabulary.ids.items() if numbered.get(text) != number]:
+            text = min(other)
+            raise UserInputError(
+                f"{path} gives token {text!r} the id {vocabulary.ids[text]}, and the tokenizers library "
+                f"{numbered.get(text)}: ids of added tokens must follow those of the model without a gap."
+            )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -49,13 +57,13 @@ class _HuggingFace:
         return [numpy.array(encoding.ids, dtype=numpy.int64) for encoding in encodings]
 
 
-def load_encoder(tokenizer: str) -> Encoder:
-    """Return the encoder of ``byte`` or of a tokenizer.json.
+def load_encoder(vocabulary: Vocabulary) -> Encoder:
+    """Return the encoder of the tokenizer that has this vocabulary.
 
     Raises:
-        UserInputError: the library is missing, or cannot load the file.
+        UserInputError: the library is missing, cannot load the file, or numbers its tokens otherwise.
     """
-    if tokenizer == BYTE:
+    if vocabulary.tokenizer == BYTE:
         return _Bytes()
-    require_library(tokenizer)
-    return _HuggingFace(tokenizer)
+    require_library(vocabulary.tokenizer)
+    return _HuggingFace(vocabulary)

@@ -19,12 +19,10 @@ def text_traits(options: TextOptions) -> DatasetTraits:
     Raises:
         RecipeError: an option is refused.
     """
-    if not options.files:
-        raise refused("files", "missing.", "Name files or patterns: data.options.files=[data/**/*.txt].")
+    _require_options(options)
     for option, patterns in (("files", options.files), ("validation_files", options.validation_files)):
         with concerning(option):
             require_matches(patterns)
-    _require_one_way_to_hold_out(options)
     with concerning("tokenizer"):
         require_library(options.tokenizer)
     vocabulary, separator = _vocabulary(options)
@@ -41,7 +39,10 @@ def _vocabulary(options: TextOptions) -> tuple[Vocabulary, int | None]:
         return vocabulary, separator_id(options.document_separator, vocabulary)
 
 
-def _require_one_way_to_hold_out(options: TextOptions) -> None:
+def _require_options(options: TextOptions) -> None:
+    """Refuse options that are wrong whatever the files are."""
+    if not options.files:
+        raise refused("files", "missing.", "Name files or patterns: data.options.files=[data/**/*.txt].")
     if options.validation_every and options.validation_every < 2:
         raise refused(
             "validation_every",
@@ -70,6 +71,7 @@ def open_text(options: TextOptions, context: DatasetContext) -> Dataset:
     from moeframe_datasets.documents import matched_files
     from moeframe_datasets.windows import TokenWindows, part
 
+    _require_options(options)
     vocabulary, separator = _vocabulary(options)
     cache = TokenCache(
         default_folder() if options.cache_dir is None else Path(options.cache_dir), local_rank=context.local_rank

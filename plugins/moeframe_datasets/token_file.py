@@ -16,6 +16,28 @@ def token_file_traits(options: TokenFileOptions) -> DatasetTraits:
     Raises:
         RecipeError: an option is refused.
     """
+    _require_options(options)
+    with concerning("path"):
+        header = read_header(Paths.of(str(options.path)))
+    vocabulary = header.vocab_size
+    if options.validation_path is not None:
+        with concerning("validation_path"):
+            other = read_header(Paths.of(options.validation_path))
+        if (other.tokenizer, other.tokenizer_sha256) != (header.tokenizer, header.tokenizer_sha256):
+            raise refused(
+                "validation_path",
+                f"its tokens were made by another tokenizer ({other.tokenizer}, {_short(other.tokenizer_sha256)}) than "
+                f"those of path ({header.tokenizer}, {_short(header.tokenizer_sha256)}).",
+                "Make both with the same tokenizer.",
+            )
+        vocabulary = max(vocabulary, other.vocab_size)
+    return DatasetTraits(
+        vocabulary=vocabulary, holds_out=options.validation_path is not None or options.validation_fraction > 0
+    )
+
+
+def _require_options(options: TokenFileOptions) -> None:
+    """Refuse options that are wrong whatever the files are."""
     if options.path is None:
         raise refused("path", "missing.", "Give the NAME of `moeframe tokenize INPUT... --out NAME`.")
     if not 0.0 <= options.validation_fraction < 1.0:
@@ -30,23 +52,10 @@ def token_file_traits(options: TokenFileOptions) -> DatasetTraits:
             "given beside validation_path; there is one way to hold data out.",
             "Remove one of them.",
         )
-    with concerning("path"):
-        header = read_header(Paths.of(options.path))
-    vocabulary = header.vocab_size
-    if options.validation_path is not None:
-        with concerning("validation_path"):
-            other = read_header(Paths.of(options.validation_path))
-        if (other.tokenizer, other.tokenizer_sha256) != (header.tokenizer, header.tokenizer_sha256):
-            raise refused(
-                "validation_path",
-                f"its tokens were made by another tokenizer ({other.tokenizer}) than those of path "
-                f"({header.tokenizer}).",
-                "Make both with the same tokenizer.",
-            )
-        vocabulary = max(vocabulary, other.vocab_size)
-    return DatasetTraits(
-        vocabulary=vocabulary, holds_out=options.validation_path is not None or options.validation_fraction > 0
-    )
+
+
+def _short(sha256: str | None) -> str:
+    return "built in" if sha256 is None else f"sha256 {sha256[:12]}..."
 
 
 def open_token_file(options: TokenFileOptions, context: DatasetContext) -> Dataset:
@@ -58,6 +67,7 @@ def open_token_file(options: TokenFileOptions, context: DatasetContext) -> Datas
     from moeframe_datasets.store import TokenStore
     from moeframe_datasets.windows import TokenWindows, part
 
+    _require_options(options)
     held_out = context.split == "validation" and options.validation_path is not None
     option = "validation_path" if held_out else "path"
     with concerning(option):

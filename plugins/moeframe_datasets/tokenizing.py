@@ -93,7 +93,7 @@ def tokenize(request: TokenizeRequest) -> Tokenized:
         raise UserInputError(f"{there[0]} is there already. Use --force to replace it, or another --out NAME.")
     vocabulary = read_vocabulary(request.tokenizer)
     separator = separator_id(request.document_separator, vocabulary)
-    encoder = load_encoder(request.tokenizer)
+    encoder = load_encoder(vocabulary)
     files = matched_files(request.inputs)
     reading = Reading(field=request.field, errors=request.errors)
     meter = Meter("tokenizing", sum(path.stat().st_size for path in files))

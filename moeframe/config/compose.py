@@ -139,7 +139,7 @@ class _Composer:
     def _degrees(self) -> Degrees:
         """Return the degrees of a layout that works out."""
         degrees = degrees_of(self.recipe)
-        if degrees.world < 1 or degrees.problems(self.recipe.model.n_routed_experts):
+        if degrees.problems(self.recipe.model.n_routed_experts):
             raise UnknownValueError
         return degrees
 
@@ -159,6 +159,8 @@ class _Composer:
             text = " ".join(f"{reason.rstrip('.')}." for reason in reasons)
             self._complain(f"{kind}.name", f"{name!r} cannot be used here: {text}", self._instead(kind, name))
         path = f"{kind}.options"
+        if section.options is HOLE:
+            raise UnknownValueError
         options, problems = typed_options(
             offer.options, section.options, path, self.loaded.provenance, owner=f"{kind} {name!r}"
         )

@@ -34,7 +34,7 @@ class Merger:
     def add(self, tree: Mapping[str, Tree]) -> None:
         """Lay a recipe file over what there is."""
         self._drop_options({section: _name_in(body) for section, body in tree.items()})
-        self._config = self._omega.merge(self._config, self._omega.create(dict(tree), flags=_FLAGS))
+        self._lay(dict(tree))
 
     def override(self, values: Iterable[tuple[str, Tree]]) -> None:
         """Lay overrides over what there is, in their order; together they are one layer."""
@@ -81,7 +81,23 @@ class Merger:
         nested: Any = value
         for part in reversed(parts):
             nested = {part: nested}
-        self._config = self._omega.merge(self._config, self._omega.create(nested, flags=_FLAGS))
+        self._lay(nested)
+
+    def _lay(self, tree: dict[str, Tree]) -> None:
+        """Merge a tree over what there is."""
+        self._make_room(self._config, tree)
+        self._config = self._omega.merge(self._config, self._omega.create(tree, flags=_FLAGS))
+
+    def _make_room(self, config: Any, tree: dict[str, Tree]) -> None:
+        """Remove lists that mappings replace, and the reverse: OmegaConf raises on them, and typing must speak."""
+        for key, value in tree.items():
+            if isinstance(value, Leaf | Expression) or key not in config or self._omega.is_interpolation(config, key):
+                continue
+            present = config[key]
+            if isinstance(value, dict) and self._omega.is_dict(present):
+                self._make_room(present, value)
+            elif self._omega.is_config(present) and not (isinstance(value, list) and self._omega.is_list(present)):
+                del config[key]
 
     def _override_list(self, key: str, path: str, entries: Any, index: str, value: Tree, rest: list[str]) -> None:
         """Replace one entry of a list."""

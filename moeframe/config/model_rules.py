@@ -34,6 +34,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "max_position_embeddings": 1,
     "num_nextn_predict_layers": 0,
 }
+_MAX_INT: Final = 2**31 - 1
 _POSITIVE: Final = ("routed_scaling_factor", "rope_theta", "rms_norm_eps", "initializer_range", "capacity_factor")
 _NOT_NEGATIVE: Final = ("mtp_loss_weight", "aux_loss_alpha", "bias_update_speed")
 
@@ -43,6 +44,8 @@ def _integers(name: str, lowest: int) -> Callable[[Recipe], Iterator[Problem]]:
         value = getattr(recipe.model, name)
         if value is not None and value < lowest:
             yield Problem(path=f"model.{name}", message=f"given {value}; must be {lowest} or more.", fix="Raise it.")
+        if value is not None and value > _MAX_INT:
+            yield Problem(path=f"model.{name}", message=f"given {value}; must be {_MAX_INT} or less.", fix="Lower it.")
 
     return rule
 
@@ -77,7 +80,8 @@ def _rope_is_pairs(recipe: Recipe) -> Iterator[Problem]:
 
 def _groups(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
-    if min(model.n_group, model.topk_group, model.n_routed_experts, model.num_experts_per_tok) < 1:
+    smallest = min(model.n_group, model.topk_group, model.n_routed_experts, model.num_experts_per_tok)
+    if smallest < 1 or model.n_routed_experts > _MAX_INT:
         return
     if model.n_routed_experts % model.n_group:
         yield Problem(

@@ -43,6 +43,8 @@ _AT_LEAST: Final[dict[str, int]] = {
 _POSITIVE: Final = ("optimizer.lr", "optimizer.eps", "optimizer.clip_grad_norm")
 _NOT_NEGATIVE: Final = ("optimizer.weight_decay", "optimizer.lr_schedule.min_lr", "optimizer.lr_schedule.final_lr")
 _MAX_SEED: Final = 2**63 - 1
+_MAX_INT: Final = 2**31 - 1
+_MAX_LAUNCH: Final = 2**20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -62,15 +64,20 @@ def run_rules(rules: Iterable[Rule], recipe: Recipe) -> list[Problem]:
     return found
 
 
-def degrees_of(recipe: Recipe, world: int | None = None) -> Degrees:
-    """Return the parallel degrees of a recipe, in a world of `world` processes (default: as many as it launches)."""
-    parallel = recipe.parallel
-    world = recipe.world_size if world is None else world
+def degrees_of(recipe: Recipe) -> Degrees:
+    """Return the parallel degrees of a recipe, in the world that it launches.
+
+    Raises:
+        UnknownValueError: the launch section is out of its range, which other rules report.
+    """
+    parallel, launch, world = recipe.parallel, recipe.launch, recipe.world_size
+    if not (1 <= launch.nnodes <= _MAX_LAUNCH and 1 <= launch.nproc_per_node <= _MAX_LAUNCH):
+        raise UnknownValueError
     return Degrees(world=world, pp=parallel.pp, dp_replicate=parallel.dp_replicate, ep=parallel.ep)
 
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
-    if not _NAME.fullmatch(recipe.name):
+    if not _NAME.fullmatch(str(recipe.name)):
         yield Problem(
             path="name",
             message=f"given {recipe.name!r}; run directories are named after it.",
@@ -79,10 +86,16 @@ def _name(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _at_least(key: str, lowest: int) -> Rule:
+    highest = {"train.seed": _MAX_SEED, "launch.nnodes": _MAX_LAUNCH, "launch.nproc_per_node": _MAX_LAUNCH}.get(
+        key, _MAX_INT
+    )
+
     def rule(recipe: Recipe) -> Iterator[Problem]:
         value = value_at(recipe, key)
         if value is not None and value < lowest:
             yield Problem(path=key, message=f"given {value}; must be {lowest} or more.", fix="Raise it.")
+        if value is not None and value > highest:
+            yield Problem(path=key, message=f"given {value}; must be {highest} or less.", fix="Lower it.")
 
     return rule
 
@@ -103,12 +116,6 @@ def _not_negative(key: str) -> Rule:
             yield Problem(path=key, message=f"given {value}; must be a finite number, 0 or more.", fix="Correct it.")
 
     return rule
-
-
-def _seed(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.train.seed > _MAX_SEED:
-        message = f"given {recipe.train.seed}; must be at most 2^63 - 1."
-        yield Problem(path="train.seed", message=message, fix="Choose a smaller one.")
 
 
 def _betas(recipe: Recipe) -> Iterator[Problem]:
@@ -141,7 +148,7 @@ def _context_length(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _mesh(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.launch.nnodes < 1 or recipe.launch.nproc_per_node < 1 or recipe.model.n_routed_experts < 1:
+    if recipe.model.n_routed_experts < 1:
         return
     for path, message, fix in degrees_of(recipe).problems(recipe.model.n_routed_experts):
         too_large = getattr(recipe.parallel, path.rpartition(".")[2]) > 1
@@ -151,10 +158,8 @@ def _mesh(recipe: Recipe) -> Iterator[Problem]:
 
 def _batch(recipe: Recipe) -> Iterator[Problem]:
     train, degrees = recipe.train, degrees_of(recipe)
-    if (
-        min(train.global_batch_size, train.micro_batch_size, degrees.pp, degrees.world) < 1
-        or degrees.world % degrees.pp
-    ):
+    smallest = min(train.global_batch_size, train.micro_batch_size, degrees.pp)
+    if smallest < 1 or train.global_batch_size > _MAX_INT or degrees.world % degrees.pp:
         return
     ranks, batch = degrees.data_ranks, train.global_batch_size
     if batch % ranks:
@@ -181,7 +186,6 @@ RULES: Final[tuple[Rule, ...]] = (
     *(_at_least(key, lowest) for key, lowest in _AT_LEAST.items()),
     *(_positive(key) for key in _POSITIVE),
     *(_not_negative(key) for key in _NOT_NEGATIVE),
-    _seed,
     _betas,
     _learning_rates,
     _context_length,

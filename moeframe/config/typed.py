@@ -33,7 +33,7 @@ class _Hole:
     )
     __str__ = __format__ = __hash__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _touched
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _touched
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __neg__ = __call__ = _touched
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __neg__ = __call__ = __fspath__ = _touched
 
     def __repr__(self) -> str:
         return "<unreadable>"
@@ -145,8 +145,6 @@ class Reader:
                 values[name] = HOLE
             elif name in tree:
                 values[name] = self.read(hint, tree[name], here)
-            elif is_dataclass(hint) and name in required:
-                values[name] = self._missing(here, hint)
             elif name in required:
                 values[name] = HOLE if name in explained else self._missing(here, hint)
             else:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, isqrt
 
 __all__ = ["Coordinates", "Degrees", "divisors", "legal_ep"]
 
 
 def divisors(number: int) -> list[int]:
     """Return the divisors of a positive number, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def legal_ep(data_ranks_per_replica: int, num_experts: int) -> list[int]:
@@ -27,6 +28,7 @@ class Coordinates:
     dp_shard: int
     ep: int
     edp: int
+    edp_shard: int
 
     def __getitem__(self, axis: str) -> int:
         """Return the coordinate along an axis."""
@@ -40,7 +42,8 @@ class Degrees:
     """Sizes of the axes of a job.
 
     Ranks are numbered with pp outermost, then dp_replicate, then dp_shard; ep is the innermost part of dp_shard, so
-    that the ranks of one expert-parallel group are neighbours. edp (replicas of one expert) = data ranks / ep.
+    that the ranks of one expert-parallel group are neighbours. edp (replicas of one expert) = data ranks / ep, which is
+    dp_replicate x edp_shard.
     """
 
     world: int
@@ -62,6 +65,11 @@ class Degrees:
     def edp(self) -> int:
         """Replicas of one expert."""
         return self.data_ranks // self.ep
+
+    @property
+    def edp_shard(self) -> int:
+        """Ranks that share one replica's copy of an expert."""
+        return self.dp_shard // self.ep
 
     def problems(self, num_experts: int) -> list[tuple[str, str, str]]:
         """Return what does not factor, as (recipe key, what is wrong with its numbers, legal values)."""
@@ -107,4 +115,5 @@ class Degrees:
             dp_shard=data_rank % self.dp_shard,
             ep=data_rank % self.ep,
             edp=data_rank // self.ep,
+            edp_shard=data_rank % self.dp_shard // self.ep,
         )

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import pytest
 
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import LoadedRecipe, read_recipe
+from moeframe.config.schema import LearningRateConfig, Recipe
+from moeframe.config.typed import hints_of
 from moeframe.errors import PluginError, PluginLoadError, Problem, RecipeError, TopologyError
 from moeframe.hooks import (
     ComputeOffer,
@@ -381,3 +383,24 @@ def test_a_recipe_made_in_python_is_checked_too(base) -> None:
         "train.seq_len: given 100; must not exceed model.max_position_embeddings = 64. Use 64 or less, or raise "
         "model.max_position_embeddings."
     ]
+
+
+LEAVES = [
+    "schema_version",
+    "name",
+    *(
+        f"{section}.{spec.name}"
+        for section, hint in hints_of(Recipe).items()
+        if is_dataclass(hint)
+        for spec in fields(hint)
+    ),
+    *(f"optimizer.lr_schedule.{spec.name}" for spec in fields(LearningRateConfig)),
+]
+SECTIONS = [name for name, hint in hints_of(Recipe).items() if is_dataclass(hint)]
+
+
+@pytest.mark.parametrize("path", [*LEAVES, *SECTIONS])
+def test_one_unreadable_value_is_one_problem_wherever_it_is(recipes, path) -> None:
+    loaded = read_recipe(recipes.over_base(""), [f"{path}=???"])
+    (line,) = refused(loaded, world_size=1)
+    assert line.startswith(f"{path}=???: {path}: missing: the recipe says ???")

@@ -66,6 +66,12 @@ def test_a_missing_section_is_one_problem(recipes) -> None:
     ]
 
 
+def test_a_misspelt_section_is_one_problem(recipes) -> None:
+    assert recipes.file_lines(recipes.base.replace("optimizer:", "optimiser:")) == [
+        "r.yaml:25:1: optimiser: unknown key 'optimiser'. Did you mean 'optimizer'?"
+    ]
+
+
 def test_a_missing_key_points_at_its_section(recipes) -> None:
     text = recipes.base.replace("optimizer: {lr: 1e-3}", "optimizer: {eps: 1e-8}")
     assert recipes.file_lines(text) == [

@@ -58,6 +58,19 @@ def test_a_section_that_was_null_starts_anew(recipes) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", ["[1]", "5", "text", "[{name: x}]"])
+def test_a_section_replaced_by_something_else_is_one_problem(recipes, value) -> None:
+    for section in ("dispatcher", "optimizer", "launch", "data.options"):
+        problems = recipes.problems("", f"{section}={value}")
+        assert [problem.path for problem in problems] == [section]
+        assert "must be a mapping" in problems[0].message
+
+
+def test_a_list_replaced_by_a_mapping_is_one_problem(recipes) -> None:
+    (problem,) = recipes.problems("optimizer: {betas: {first: 0.9}}")
+    assert problem.message == "given a mapping; must be a list of 2: [a number, a number]."
+
+
 @pytest.mark.parametrize("section", ["parallel", "launch", "train", "optimizer.lr_schedule", "model"])
 def test_c81_null_over_a_section_is_refused(recipes, section) -> None:
     problems = recipes.problems("", f"{section}=null")

@@ -36,6 +36,10 @@ def test_a_dimension_of_zero_is_refused(base, key) -> None:
     assert paths(base, f"model.{key}=0") == [f"model.{key}"]
 
 
+def test_a_dimension_beyond_any_machine_is_refused_at_once(base) -> None:
+    assert paths(base, "model.n_routed_experts=99999999999999999999") == ["model.n_routed_experts"]
+
+
 @pytest.mark.parametrize("key", ["mtp_loss_weight", "aux_loss_alpha", "bias_update_speed", "n_shared_experts"])
 def test_what_may_be_zero_may_not_be_negative(base, key) -> None:
     assert paths(base, f"model.{key}=0") == []

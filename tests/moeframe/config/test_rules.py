@@ -68,6 +68,9 @@ def test_a_global_batch_that_the_ranks_cannot_share_names_the_nearest(base, batc
     [
         ("train.steps=0", "train.steps"),
         ("train.seq_len=0", "train.seq_len"),
+        ("train.steps=99999999999999999999", "train.steps"),
+        ("train.global_batch_size=99999999999999999999", "train.global_batch_size"),
+        ("launch.nproc_per_node=99999999999999999999", "launch.nproc_per_node"),
         ("train.seed=-1", "train.seed"),
         ("train.seed=9223372036854775808", "train.seed"),
         ("train.eval_every=-1", "train.eval_every"),

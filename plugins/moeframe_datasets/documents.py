@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from moeframe.errors import UserInputError
 
-__all__ = ["PIECE", "Piece", "Reading", "matched_files", "read_pieces", "require_matches"]
+__all__ = ["PIECE", "Piece", "Reading", "matched_files", "read_pieces", "require_match"]
 
 PIECE: Final = 1 << 22
 """Characters after which a long document is cut before a line break and tokenized in pieces."""
@@ -56,17 +56,15 @@ def matched_files(patterns: Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def require_matches(patterns: Sequence[str]) -> None:
-    """Raise what `matched_files` would, after a look at as few files as possible."""
-    for pattern in patterns:
-        paths = []
-        for name in glob.iglob(pattern, recursive=True):  # noqa: PTH207
-            path = Path(name)
-            if path.is_file():
-                break
-            paths.append(path)
-        else:
-            raise _no_match(pattern, paths)
+def require_match(pattern: str) -> None:
+    """Raise what `matched_files` would for one pattern, after a look at as few files as possible."""
+    paths = []
+    for name in glob.iglob(pattern, recursive=True):  # noqa: PTH207
+        path = Path(name)
+        if path.is_file():
+            return
+        paths.append(path)
+    raise _no_match(pattern, paths)
 
 
 def is_json_lines(path: Path) -> bool:
@@ -79,7 +77,7 @@ def _no_match(pattern: str, paths: list[Path]) -> UserInputError:
         return UserInputError(f"{pattern} matches folders only. Name the files in them, such as {pattern}/**/*.txt.")
     if paths:
         return UserInputError(f"{pattern} matches nothing that can be read as a file, such as {paths[0]}.")
-    return UserInputError(f"{pattern} matches no file. Relative paths start at the recipe file, or where you are.")
+    return UserInputError(f"{pattern} matches no file. Correct the path or the pattern.")
 
 
 def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:

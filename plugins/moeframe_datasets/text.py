@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeframe.protocols.data import Dataset, DatasetContext, DatasetTraits
-from moeframe_datasets.documents import Reading, require_matches
+from moeframe_datasets.documents import Reading, require_match
 from moeframe_datasets.options import TextOptions
 from moeframe_datasets.refusals import concerning, refused
 from moeframe_datasets.vocabulary import Vocabulary, read_vocabulary, require_library, separator_id
@@ -21,8 +21,9 @@ def text_traits(options: TextOptions) -> DatasetTraits:
     """
     _require_options(options)
     for option, patterns in (("files", options.files), ("validation_files", options.validation_files)):
-        with concerning(option):
-            require_matches(patterns)
+        for index, pattern in enumerate(patterns):
+            with concerning(f"{option}.{index}"):
+                require_match(pattern)
     with concerning("tokenizer"):
         require_library(options.tokenizer)
     vocabulary, separator = _vocabulary(options)

@@ -136,8 +136,8 @@ def test_wrong_options_are_refused_by_check_with_the_way_out(traits, put, tmp_pa
     gone = f"{tmp_path}/*.text"
     for options, message in (
         ({}, "data.options.files: missing. Name files or patterns"),
-        ({"files": (gone,)}, f"data.options.files: {gone} matches no file."),
-        ({"files": files, "validation_files": (gone,)}, f"data.options.validation_files: {gone} matches no file."),
+        ({"files": (gone,)}, f"data.options.files.0: {gone} matches no file."),
+        ({"files": files, "validation_files": (gone,)}, f"data.options.validation_files.0: {gone} matches no file."),
         ({"files": files, "validation_every": 1}, "data.options.validation_every: given 1; one document in so many"),
         ({"files": files, "validation_fraction": 1.0}, "data.options.validation_fraction: given 1.0; a share that"),
         (

@@ -128,7 +128,7 @@ class Reader:
         """Return an instance of a dataclass with `HOLE` in each field that could not be read."""
         if not isinstance(tree, dict):
             names = [spec.name for spec in fields(cls)]
-            rule = f"must be a mapping with the keys {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}"
+            rule = f"must be a mapping with the keys {', '.join(names[:4])}{' and more' if len(names) > 4 else ''}"
             if isinstance(tree, Leaf) and is_null(tree):
                 fix = "Remove the line to keep the section as it is, or give its keys."
                 return self._wrong(path, f"given null over a whole section; {rule}.", fix, tree)

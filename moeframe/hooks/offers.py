@@ -57,9 +57,9 @@ class Needs:
 class Offer:
     """A named backend.
 
-    `name` matches ``[a-z][a-z0-9_]*`` and names the technique. `summary` is one line. `options` is a frozen dataclass
-    with a default for every field; a recipe's `options:` are validated against it. `build` takes the options and the
-    context of its kind, in that order, and may import torch.
+    `name` matches ``[0-9]*[a-z][a-z0-9_]*`` and names the technique. `summary` is one line. `options` is a frozen
+    dataclass with a default for every field; a recipe's `options:` are validated against it. `build` takes the options
+    and the context of its kind, in that order, and may import torch.
     """
 
     kind: ClassVar[str] = ""

@@ -22,7 +22,7 @@ from moeframe.hooks.offers import Needs, Offer
 
 __all__ = ["nearest", "read_offers", "require_api_version", "require_hooks"]
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_NAME: Final = re.compile(r"[0-9]*[a-z][a-z0-9_]*")
 _IGNORED_OPTIONS: Final = ("wrapper", "hookwrapper", "tryfirst", "trylast")
 
 
@@ -150,7 +150,7 @@ def _require_offer(kind: Kind, offer: object) -> None:
         raise PluginError(f"{hook} returned {_shown(offer)} among its offers. Return only {wanted}.")
     name = offer.name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise PluginError(f"{hook}: the name {name!r} does not match [a-z][a-z0-9_]*. Rename the offer.")
+        raise PluginError(f"{hook}: the name {name!r} does not match {_NAME.pattern}. Rename the offer.")
     here = f"{kind.name} {name!r}"
     if not isinstance(offer.summary, str) or not offer.summary.strip() or len(offer.summary.splitlines()) != 1:
         raise PluginError(f"{here}: the summary {offer.summary!r} is not one line of text. Say in one line what it is.")

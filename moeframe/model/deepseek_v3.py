@@ -208,6 +208,7 @@ class ModelStage(Stage):
         self._config = model.config
         self._state = model.step_state
         self._high = model.precision.dtype("high")
+        self._compute = model.precision.dtype("compute")
         self._sums: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor | None, micro_batch: MicroBatch) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -223,6 +224,11 @@ class ModelStage(Stage):
             return (output.logits, *(output.mtp_logits or ()))
         assert isinstance(output, torch.Tensor)
         return output
+
+    def boundary(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Return the shape and dtype of the residual stream, with the token embeddings behind it for MTP modules."""
+        width = self._config.hidden_size * (2 if self._config.num_nextn_predict_layers else 1)
+        return torch.empty(*micro_batch.input_ids.shape, width, dtype=self._compute, device="meta")
 
     def loss(self, output: torch.Tensor | tuple[torch.Tensor, ...], micro_batch: MicroBatch) -> torch.Tensor:
         """Return this micro-batch's share of ``CE + lambda / D * sum over depths of CE_d`` of the global batch.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed import ProcessGroup
 
     from moeframe.protocols.data import MicroBatch
     from moeframe.schedule.actions import Plan
@@ -27,15 +28,19 @@ class ScheduleTraits:
     stages_per_rank: int = 1
     placement: Literal["loop", "v"] = "loop"
     """loop: stage s on rank s % pp. v: rank r holds stages r and 2 pp - 1 - r."""
+    min_ranks: int = 1
+    """Fewest pipeline ranks it runs on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleContext:
-    """What a schedule is built for."""
+    """What a schedule is built for. `pp_group` is None when the job has no process group at all."""
 
     pp_size: int
     pp_rank: int
+    pp_group: ProcessGroup | None
     num_micro_batches: int
+    device: torch.device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +57,27 @@ class StepResult:
 
 @runtime_checkable
 class Stage(Protocol):
-    """A consecutive part of the model with what a schedule needs to run it."""
+    """A consecutive part of the model with what a schedule needs to run it.
+
+    `module` is what a sharding strategy wrapped as a whole: its parameters are the stage's.
+    """
 
     index: int
     num_stages: int
     module: nn.Module
 
     def forward(self, hidden: torch.Tensor | None, micro_batch: MicroBatch) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Run the part. `hidden` is None for the first stage, which reads the tokens of the micro-batch."""
+        """Run the part. `hidden` is None for the first stage, which reads the tokens of the micro-batch.
+
+        All stages but the last one return one tensor, which is no view, for the next stage.
+        """
+        ...
+
+    def boundary(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Return a tensor on the meta device with the shape and dtype of what any stage hands to the next one.
+
+        Declared, so that a pipeline needs no forward to find out: that would count loads twice.
+        """
         ...
 
     def loss(self, output: torch.Tensor | tuple[torch.Tensor, ...], micro_batch: MicroBatch) -> torch.Tensor:

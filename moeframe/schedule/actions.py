@@ -31,3 +31,7 @@ class Plan:
     num_stages: int
     num_micro_batches: int
     ranks: tuple[tuple[Action, ...], ...]
+
+    def __str__(self) -> str:
+        """Return a line for each rank: its actions in their short form."""
+        return "\n".join(f"rank {rank}: {' '.join(map(str, actions))}" for rank, actions in enumerate(self.ranks))

@@ -250,7 +250,8 @@ class Demanding:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "Ring"}, r"'Ring' does not match \[a-z\]\[a-z0-9_\]\*"),
+        ({"name": "Ring"}, r"'Ring' does not match \[0-9\]\*\[a-z\]\[a-z0-9_\]\*"),
+        ({"name": "11"}, "does not match"),
         ({"name": "ring-2"}, "does not match"),
         ({"name": "ring\n"}, "does not match"),
         ({"name": None}, "does not match"),
@@ -292,7 +293,7 @@ def test_what_an_offer_hook_returns_is_checked(given: object, message: str) -> N
 def test_good_offers_are_returned_in_order() -> None:
     other = replace(OFFER, name="other_2")
     assert read_offers("moeframe_offer_dispatchers", (OFFER, other)) == [OFFER, other]
-    schedule = ScheduleOffer(name="s", summary="s", build=print, traits=print, legal_micro_batches=print)
+    schedule = ScheduleOffer(name="1f1b", summary="s", build=print, traits=print, legal_micro_batches=print)
     assert read_offers("moeframe_offer_schedules", [schedule]) == [schedule]
     with pytest.raises(PluginError, match="legal_micro_batches is 4"):
         read_offers("moeframe_offer_schedules", [replace(schedule, legal_micro_batches=4)])

@@ -1,0 +1,1 @@
+"""Pipeline schedules on torch.distributed.pipelining."""

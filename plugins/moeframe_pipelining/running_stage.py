@@ -1,0 +1,95 @@
+"""A stage as torch.distributed.pipelining runs it.
+
+This module alone leans on what torch does not document: the methods of `PipelineStage` that run one micro-batch. They
+are the same in torch 2.11 and 2.13; tests/plugins/pipelining/test_running_stage.py says what is relied upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
+
+from moeframe import trace
+from moeframe.errors import ContractError
+from moeframe.protocols.data import MicroBatch
+from moeframe.protocols.schedule import Stage
+
+__all__ = ["RunningStage", "own_loss"]
+
+
+def own_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - torch's signature
+    """Return the loss that the last stage has computed already, as its output.
+
+    So no logits outlive their micro-batch.
+    """
+    return output
+
+
+class RunningStage(PipelineStage):
+    """Runs a `Stage` on whole micro-batches: torch passes on nothing but the hidden state.
+
+    Args:
+        stage: what to run.
+        boundary: a tensor like those that stages hand on.
+        group: of the pipeline's ranks.
+        device: of the stage.
+    """
+
+    def __init__(self, stage: Stage, boundary: torch.Tensor, *, group: ProcessGroup, device: torch.device) -> None:
+        passed = boundary.detach().requires_grad_()
+        last = stage.index == stage.num_stages - 1
+        super().__init__(
+            stage.module,
+            stage.index,
+            stage.num_stages,
+            device,
+            input_args=() if stage.index == 0 else (passed,),
+            output_args=(torch.empty((), device="meta", requires_grad=True) if last else passed,),
+            group=group,
+        )
+        self.stage = stage
+        self.micro_batches: Sequence[MicroBatch] = ()
+        self._current: MicroBatch | None = None
+        self._raised: Exception | None = None
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward of a micro-batch. An error of the stage itself is raised as it is."""
+        self._current = self.micro_batches[fwd_chunk_id]
+        with trace.at(micro_batch=fwd_chunk_id, stage=self.stage_index):
+            try:
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            except RuntimeError as error:
+                if self._raised is not None and error.__cause__ is self._raised:
+                    raise self._raised from None
+                raise
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002 - torch's signature
+        """Run the stage on its input; the last one returns the loss."""
+        assert self._current is not None
+        hidden = args[0] if args else None
+        try:
+            output = self.stage.forward(hidden, self._current)
+            if self.is_last:
+                return self.stage.loss(output, self._current)
+            if not isinstance(output, torch.Tensor):
+                raise ContractError(f"Stage {self.stage_index} must hand one tensor to the next stage, not several.")
+        except Exception as error:
+            self._raised = error
+            raise
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run the backward of a micro-batch, or the part of it that gives the input's gradient."""
+        return self._placed(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run the rest of a backward: the gradients of weights."""
+        return self._placed(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
+
+    def _placed(self, run: Callable[..., Any], micro_batch: int, *args: Any, **kwargs: Any) -> Any:
+        with trace.at(micro_batch=micro_batch, stage=self.stage_index):
+            return run(micro_batch, *args, **kwargs)

@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from moeframe.errors import TopologyError, UserInputError
 from moeframe.launch.environment import RENDEZVOUS, World, detect
@@ -22,9 +24,12 @@ TIMEOUT = timedelta(minutes=10)
 
 def this_process() -> World:
     """Return this process among all of the job: of a process group that the caller already made, or of the launcher."""
+    launched = detect()
     if not dist.is_initialized():
-        return detect()
+        return launched
     rank, size = dist.get_rank(), dist.get_world_size()
+    if launched.launcher != "none" and (launched.rank, launched.world_size) == (rank, size):
+        return launched
     return World(
         launcher="caller",
         rank=rank,
@@ -69,9 +74,13 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if world.launcher == "slurm":
         os.environ.setdefault("MASTER_PORT", "29500")
         os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
+    url = os.environ.get(RENDEZVOUS, "env://")
+    store, _, _ = next(rendezvous(url, world.rank, world.world_size, timeout=TIMEOUT))
+    # torchrun may keep its store over a restart: addresses of the attempt before must not be found there.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=os.environ.get(RENDEZVOUS, "env://"),
+        store=PrefixStore(f"moeframe/attempt-{attempt}", store),
         rank=world.rank,
         world_size=world.world_size,
         timeout=TIMEOUT,

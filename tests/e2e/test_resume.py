@@ -1,25 +1,17 @@
-"""A resumed run gives the bits of an uninterrupted one."""
+"""Resuming as a user does it; that the bits are equal is shown in tests/dist/test_resume.py."""
 
 from __future__ import annotations
 
 import json
 import signal
 import time
-from pathlib import Path
 
 import pytest
-import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from .conftest import SMALL, TINY, TWO, Ended, Runner
 
 # 64 sequences, 4 a step: an epoch ends after step 16, so position and order cross it.
 BASE = (str(TINY), *SMALL, "data.name=faulty", "train.steps=20", "checkpoint.every=4", "checkpoint.keep=10")
-LAYOUTS = {
-    "one process": (),
-    "replicate": (*TWO, "sharding.name=replicate"),
-    "fsdp2": (*TWO, "sharding.name=fsdp2"),
-}
 
 
 def run(moeframe: Runner, *arguments: str) -> Ended:
@@ -30,53 +22,8 @@ def losses(ended: Ended) -> list[tuple[float, float]]:
     return [(line["loss"], line["grad_norm"]) for line in ended.metrics]
 
 
-def state(run_dir: Path, step: int, scratch: Path) -> dict[str, torch.Tensor]:
-    dcp_to_torch_save(run_dir / "checkpoints" / f"step-{step}", scratch)
-    loaded = torch.load(scratch)
-    flat: dict[str, torch.Tensor] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, torch.Tensor):
-            flat[prefix] = value
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                walk(f"{prefix}/{key}", inner)
-
-    walk("", {"model": loaded["model"], "optimizer": loaded["optimizer"]})
-    return flat
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_c42_resuming_gives_equal_bits_over_an_epochs_end(moeframe: Runner, tmp_path: Path, layout: str) -> None:
-    arguments = (*BASE, *LAYOUTS[layout])
-    whole = run(moeframe, *arguments)
-    assert whole.code == 0, whole.err
-    first = run(moeframe, *arguments, "train.steps=12", "train.output_dir=cut")
-    assert first.code == 0, first.err
-    resumed = run(moeframe, *arguments, "train.output_dir=cut", "--resume")
-    assert resumed.code == 0, resumed.err
-    assert resumed.run_dir == first.run_dir
-    assert "from the checkpoint of step 12" in resumed.out
-    assert losses(resumed) == losses(whole)
-    mine, theirs = state(resumed.run_dir, 20, tmp_path / "a"), state(whole.run_dir, 20, tmp_path / "b")
-    assert mine.keys() == theirs.keys()
-    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
-    assert any("bias" in name and bool(value.abs().sum()) for name, value in theirs.items())
-
-
-def test_another_layout_goes_on_from_the_same_weights(moeframe: Runner) -> None:
-    whole = run(moeframe, *BASE, "train.precision=float64")
-    arguments = (*BASE, "train.precision=float64", "train.output_dir=cut")
-    first = run(moeframe, *arguments, *LAYOUTS["fsdp2"], "train.steps=8")
-    assert first.code == 0, first.err
-    resumed = run(moeframe, *arguments, "--resume", str(first.run_dir))
-    assert resumed.code == 0, resumed.err
-    for mine, theirs in zip(losses(resumed), losses(whole), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-9)
-
-
 def test_kill_9_during_a_save_leaves_the_checkpoint_before_it(moeframe: Runner) -> None:
-    arguments = (*BASE, *LAYOUTS["fsdp2"], "train.steps=400", "checkpoint.every=1", "checkpoint.keep=3")
+    arguments = (*BASE, *TWO, "sharding.name=fsdp2", "train.steps=400", "checkpoint.every=1", "checkpoint.keep=3")
     process = moeframe.start("--plugin", "faulty_data", "run", *arguments)
     until = time.monotonic() + 60
     while len(list(moeframe.cwd.glob("runs/*/*/checkpoints/*/COMPLETE"))) < 3:
@@ -107,7 +54,17 @@ def test_a_restart_by_torchrun_goes_on_in_its_own_directory(moeframe: Runner) ->
         "    if step == 7 and not mark.exists():\n        mark.touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     moeframe.env["PYTHONPATH"] += f":{moeframe.cwd}"
-    arguments = ("--plugin", "once", "--plugin", "faulty_data", "run", *BASE, *LAYOUTS["fsdp2"], "train.steps=10")
+    arguments = (
+        "--plugin",
+        "once",
+        "--plugin",
+        "faulty_data",
+        "run",
+        *BASE,
+        *TWO,
+        "sharding.name=fsdp2",
+        "train.steps=10",
+    )
     ended = moeframe.torchrun(*arguments, options=("--max-restarts=1",))
     assert ended.code == 0, ended.err
     assert once.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .conftest import SMALL, TINY, TWO, Runner
 
-KEYS = (
+KEYS = (  # noqa: SIM905
     "step loss ce_loss balance_loss mtp_loss grad_norm lr tokens tokens_per_second step_ms mfu max_violation "
     "dead_experts dropped_tokens peak_memory_bytes time"
 ).split()

@@ -17,14 +17,17 @@ from moeframe.mesh.degrees import Coordinates, Degrees
 
 __all__ = ["AXES", "JobMeshes", "build_meshes"]
 
-AXES: Final = ("pp", "dp_replicate", "dp_shard", "dp", "ep", "edp")
-"""Every axis; groups are created in this order on every rank. `dp` is dp_replicate and dp_shard flattened."""
+AXES: Final = ("pp", "dp_replicate", "dp_shard", "dp", "ep", "edp", "edp_shard")
+"""Every axis; groups are created in this order on every rank. `dp` is dp_replicate and dp_shard flattened, `edp` is
+dp_replicate and edp_shard flattened."""
 
-_PAIRS: Final = {
-    # rows x columns of the two-dimensional meshes, by the outer and the inner axis of the rank order
+_SEVERAL: Final = {
+    # meshes over several axes, each with its axes in the rank order, outermost first
     ("dp_replicate", "dp_shard"): ("dp_replicate", "dp_shard"),
     ("edp", "ep"): ("edp", "ep"),
     ("ep", "edp"): ("edp", "ep"),
+    ("dp_replicate", "edp_shard"): ("dp_replicate", "edp_shard", "ep"),
+    ("ep", "dp_replicate", "edp_shard"): ("dp_replicate", "edp_shard", "ep"),
 }
 
 
@@ -63,9 +66,10 @@ class JobMeshes:
         return self.groups.get(axis)
 
     def mesh(self, *axes: str) -> DeviceMesh:
-        """Return the device mesh over one axis, or over dp_replicate x dp_shard, edp x ep or ep x edp.
+        """Return the device mesh over one axis or several.
 
-        Equal arguments give the same object, so tensors of one layout share one mesh.
+        Several are dp_replicate x dp_shard, edp x ep, ep x edp, dp_replicate x edp_shard, and
+        ep x dp_replicate x edp_shard. Equal arguments give the same object, so tensors of one layout share one mesh.
 
         Raises:
             ContractError: the job has no process group, or `axes` is none of these.
@@ -83,23 +87,26 @@ class JobMeshes:
         kind = self.device.type
         if len(axes) == 1 and axes[0] in AXES:
             return DeviceMesh.from_group(self.groups[axes[0]], kind, mesh_dim_names=axes)
-        if axes not in _PAIRS:
-            known = ", ".join(str(pair) for pair in _PAIRS)
+        if axes not in _SEVERAL:
+            known = ", ".join(map(str, _SEVERAL))
             raise ContractError(f"There is no mesh over {axes}. Use one of the axes {', '.join(AXES)}, or {known}.")
-        outer, inner = _PAIRS[axes]
+        order = _SEVERAL[axes]
         first = self.coordinates.pp * self.degrees.data_ranks
-        ranks = torch.arange(first, first + self.degrees.data_ranks).view(self.size(outer), self.size(inner))
-        if axes != (outer, inner):
-            # Through a list: `contiguous` keeps odd strides where a size is 1, and DeviceMesh reads the strides.
-            ranks = torch.tensor(ranks.t().tolist())
+        ranks = torch.arange(first, first + self.degrees.data_ranks).view([self.size(axis) for axis in order])
+        # A mesh that leaves an axis out holds this rank's place on it only.
+        ranks = ranks[tuple(slice(None) if axis in axes else self.rank(axis) for axis in order)]
+        kept = [axis for axis in order if axis in axes]
+        # Through a list: `contiguous` keeps odd strides where a size is 1, and DeviceMesh reads the strides.
+        ranks = torch.tensor(ranks.permute([kept.index(axis) for axis in axes]).tolist())
         return DeviceMesh.from_group([self.groups[axis] for axis in axes], kind, mesh=ranks, mesh_dim_names=axes)
 
 
 def build_meshes(degrees: Degrees, device: torch.device, timeout: timedelta | None = None) -> JobMeshes:
     """Create the process groups of every axis; collective over the default group.
 
-    Axes of size 1 share one group of this rank alone, and `dp_shard` is `dp` when there are no replicas. All other axes
-    have groups of their own even when their ranks agree, so that expert exchanges and weight gathers can overlap.
+    Axes of size 1 share one group of this rank alone; without replicas `dp_shard` is `dp` and `edp_shard` is `edp`. All
+    other axes have groups of their own even when their ranks agree, so that expert exchanges and weight gathers can
+    overlap. The replicas of an expert's shards are the `dp_replicate` group, like those of a dense shard.
 
     Args:
         degrees: sizes of the axes, already known to factor.
@@ -138,7 +145,9 @@ def _group_name(degrees: Degrees, axis: str) -> str:
     """Return what the group of an axis is called; axes of one name share a group."""
     if _size(degrees, axis) == 1:
         return "self"
-    return "dp" if axis == "dp_shard" and degrees.dp_replicate == 1 else axis
+    if degrees.dp_replicate == 1:
+        return {"dp_shard": "dp", "edp_shard": "edp"}.get(axis, axis)
+    return axis
 
 
 def _create(degrees: Degrees, axis: str, name: str, rank: int, timeout: timedelta | None) -> ProcessGroup:
@@ -161,6 +170,7 @@ def _lines(degrees: Degrees, axis: str) -> list[list[int]]:
         "dp": lambda at: (at.pp,),
         "ep": lambda at: (at.pp, at.edp),
         "edp": lambda at: (at.pp, at.ep),
+        "edp_shard": lambda at: (at.pp, at.dp_replicate, at.ep),
     }
     lines: dict[tuple[int, ...], list[int]] = {}
     for rank in range(degrees.world):

@@ -91,9 +91,10 @@ class ModelPlan:
 
 
 class Meshes(Protocol):
-    """Process groups of the job, by axis: `pp`, `dp_replicate`, `dp_shard`, `ep`, `edp`, and `dp` for all data ranks.
+    """Process groups of the job, by axis: `pp`, `dp_replicate`, `dp_shard`, `ep`, `edp`, `edp_shard`, `dp`.
 
-    `dp` = dp_replicate x dp_shard = edp x ep. With one process and no process group every group is None, every size 1.
+    `dp` are all data ranks: dp_replicate x dp_shard = edp x ep. `edp` are the holders of one expert: dp_replicate x
+    edp_shard, where dp_shard = edp_shard x ep. With one process and no process group every group is None, every size 1.
     """
 
     @property
@@ -110,7 +111,11 @@ class Meshes(Protocol):
         """The process group along the axis."""
 
     def mesh(self, *axes: str) -> DeviceMesh:
-        """The device mesh over one axis, or over ("dp_replicate", "dp_shard") or ("ep", "edp")."""
+        """The device mesh over one axis, or over several.
+
+        ("dp_replicate", "dp_shard") and ("dp_replicate", "edp_shard") for hybrid shards; ("ep", "edp") and
+        ("ep", "dp_replicate", "edp_shard") for all experts.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,8 @@ class Fsdp2(Sharding):
     where fully_shard hangs its backward hooks.
     """
 
+    model_class: ClassVar[type[Fsdp2Model]] = Fsdp2Model
+
     def __init__(self, options: Fsdp2Options) -> None:
         self._options = options
 
@@ -81,7 +83,7 @@ class Fsdp2(Sharding):
                 # The backward of the last unit follows its forward at once: freeing its weights would save nothing.
                 self._fully_shard(model, unit, mesh, precision, is_last=unit in units[-2:])
         _make_root(model)
-        return Fsdp2Model(model, plan, mesh, precision)
+        return self.model_class(model, plan, mesh, precision)
 
     def _fully_shard(self, model: nn.Module, unit: Unit, mesh: Meshes, precision: Precision, *, is_last: bool) -> None:
         holds_experts = "expert" in unit.roles
@@ -90,13 +92,14 @@ class Fsdp2(Sharding):
                 f"Unit {unit.name!r} holds parameters of the roles {sorted(unit.roles)}. Experts are sharded over "
                 "other ranks than the rest, so they need a unit of their own."
             )
-        edp = mesh.size("edp")
+        axes = self.model_class.expert_mesh if holds_experts else self.model_class.dense_mesh
+        ranks = mesh.size(axes[-1])
         wanted = self._options.reshards_experts if holds_experts else self._options.reshard_after_forward
         sharded = fully_shard(
             unit_module(model, unit),
-            mesh=mesh.mesh("edp" if holds_experts else "dp"),
+            mesh=mesh.mesh(*axes),
             reshard_after_forward=wanted and not is_last,
-            shard_placement_fn=(lambda p: Shard(expert_shard_dim(tuple(p.shape), edp))) if holds_experts else None,
+            shard_placement_fn=(lambda p: Shard(expert_shard_dim(tuple(p.shape), ranks))) if holds_experts else None,
             # Modules choose their own input dtypes: gates stay in float32 beside activations in bfloat16.
             mp_policy=MixedPrecisionPolicy(
                 param_dtype=precision.dtype("high" if unit.high_precision else "compute"),
@@ -104,7 +107,7 @@ class Fsdp2(Sharding):
                 cast_forward_inputs=False,
             ),
         )
-        # A plain sum, by an operation that gloo has too.
+        # A plain sum over shards and replicas, by an operation that gloo has too.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
 

@@ -22,12 +22,15 @@ __all__ = ["LaidOutModel"]
 class LaidOutModel(ShardedModel):
     """A materialised model. `parameters` are the ones that hold gradients, by name, in the order of the plan's units.
 
-    A subclass says how gradients get their final value, and over which axis the pieces of dense and expert parameters
-    lie (`dense_axis`, `expert_axis`; None: this rank holds all of them).
+    A subclass says how gradients get their final value, and where pieces lie. `dense_axis` and `expert_axis` are those
+    over which final gradients lie, each piece once (None: this rank holds all of them). `dense_mesh` and `expert_mesh`
+    are the axes over which a parameter is sharded and replicated.
     """
 
     dense_axis: ClassVar[str | None]
     expert_axis: ClassVar[str | None]
+    dense_mesh: ClassVar[tuple[str, ...]] = ("dp",)
+    expert_mesh: ClassVar[tuple[str, ...]] = ("edp",)
 
     def __init__(self, module: nn.Module, plan: ModelPlan, meshes: Meshes, precision: Precision) -> None:
         self.module = module
@@ -37,7 +40,9 @@ class LaidOutModel(ShardedModel):
         present = dict(module.named_parameters())
         self.parameters = {name: present[name] for unit in plan.units for name in unit.parameters}
         self._stacks = {name: self._stack(name, parameter) for name, parameter in self.parameters.items()}
+        self._shares = {name: self._share(name, stack) for name, stack in self._stacks.items()}
         self._spreads = {name: self._global(name, stack) for name, stack in self._stacks.items()}
+        self._share_spreads = {name: self._global(name, share) for name, share in self._shares.items()}
         saved = module.state_dict()
         buffers = {name: Spread(tuple(buffer.shape)) for name, buffer in module.named_buffers() if name in saved}
         self._buffer_names = tuple(buffers)
@@ -49,8 +54,23 @@ class LaidOutModel(ShardedModel):
         if not isinstance(parameter, DTensor):
             return Spread(shape)
         # Not the parameter's own mesh: DTensor's caches may have put an equal mesh of destroyed groups there.
-        mesh = self._meshes.mesh("edp" if self._plan.role(name) == "expert" else "dp")
+        mesh = self._meshes.mesh(*self._mesh_axes(name))
         return Spread(shape, mesh, tuple(parameter.placements))
+
+    def _mesh_axes(self, name: str) -> tuple[str, ...]:
+        return self.expert_mesh if self._plan.role(name) == "expert" else self.dense_mesh
+
+    def _share(self, name: str, stack: Spread) -> Spread:  # noqa: ARG002 - for strategies that cut by name
+        """Say where a parameter's final gradient and optimizer state lie, of an expert within its ep rank's stack.
+
+        As the parameter itself, unless a strategy shards these further.
+        """
+        return stack
+
+    def _own(self, name: str) -> torch.Tensor:
+        """Return the piece of a parameter that this rank updates: a view of what it holds."""
+        piece = local_piece(self.parameters[name])
+        return piece if self._shares[name] is self._stacks[name] else self._shares[name].piece(name, piece)
 
     def _global(self, name: str, stack: Spread) -> Spread:
         """Say where the pieces of a parameter lie, all ep ranks together."""
@@ -65,7 +85,8 @@ class LaidOutModel(ShardedModel):
         if not is_expert or self._meshes.group("ep") is None:
             return stack
         # Experts are cut between ep ranks first; each rank's stack may be cut further between its replicas.
-        return Spread(wanted, self._meshes.mesh("ep", "edp"), (Shard(0), *(stack.placements or (Replicate(),))))
+        inner = stack.placements or (Replicate(),) * len(self.expert_mesh)
+        return Spread(wanted, self._meshes.mesh("ep", *self.expert_mesh), (Shard(0), *inner))
 
     def _drop_gathered(self) -> None:
         """Leave the optimizer's parameters as the only copy of the weights; a strategy that gathers overrides this."""
@@ -107,10 +128,10 @@ class LaidOutModel(ShardedModel):
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """Return whole gradients; collective."""
         pieces = {
-            name: torch.zeros_like(local_piece(parameter)) if parameter.grad is None else local_piece(parameter.grad)
-            for name, parameter in self.parameters.items()
+            name: torch.zeros_like(self._own(name)) if owner.grad is None else local_piece(owner.grad)
+            for name, owner in self.parameters.items()
         }
-        return {name: self._stacks[name].whole(piece) for name, piece in pieces.items()}
+        return {name: self._shares[name].whole(piece) for name, piece in pieces.items()}
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """Return whole parameters; collective."""
@@ -131,9 +152,10 @@ class LaidOutModel(ShardedModel):
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state of an optimizer this model made, in global shape, sharing storage with it."""
+        moments = _made_here(optimizer).moments()
         return {
-            name: {key: value if key == "step" else self._spreads[name].wrap(value) for key, value in moments.items()}
-            for name, moments in _made_here(optimizer).moments().items()
+            name: {key: value if key == "step" else spread.wrap(value) for key, value in moments[name].items()}
+            for name, spread in self._share_spreads.items()
         }
 
     def load_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -144,7 +166,7 @@ class LaidOutModel(ShardedModel):
             _require_same_names(held, state[name], within=f"{name}: ")
             held["step"].copy_(state[name]["step"])
             for key in held.keys() - {"step"}:
-                held[key].copy_(self._spreads[name].piece(f"{key} of {name}", state[name][key]))
+                held[key].copy_(self._share_spreads[name].piece(f"{key} of {name}", state[name][key]))
 
     def _held(self) -> dict[str, torch.Tensor]:
         """Return this rank's pieces of all parameters, and the persistent buffers."""

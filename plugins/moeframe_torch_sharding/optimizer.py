@@ -25,11 +25,23 @@ class PieceAdamW(torch.optim.AdamW):
     AdamW works element by element, so a piece needs nothing from the others, and the list kernels never see DTensors:
     one list takes sharded and whole parameters of any mesh, without the dispatch cost of a DTensor operation for each
     of them. `param_groups` holds one group. Moments exist from the start, so that a checkpoint can be loaded into them.
+
+    Args:
+        parameters: by name; gradients are taken from them.
+        settings: of AdamW.
+        pieces: what to update; by default what this rank holds of each parameter. A gradient must lie as its piece.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: AdamWSettings) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: AdamWSettings,
+        pieces: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self.parameters = dict(parameters)
-        self.pieces = {name: nn.Parameter(local_piece(owner)) for name, owner in self.parameters.items()}
+        if pieces is None:
+            pieces = {name: local_piece(owner) for name, owner in self.parameters.items()}
+        self.pieces = {name: nn.Parameter(pieces[name]) for name in self.parameters}
         super().__init__(
             self.pieces.values(),
             lr=settings.lr,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moeframe.hooks import ShardingOffer, hookimpl
 from moeframe.protocols.sharding import ShardingTraits
-from moeframe_torch_sharding.options import Fsdp2Options, ReplicateOptions
+from moeframe_torch_sharding.options import Fsdp2Options, ReplicateOptions, Zero1Options
 
 if TYPE_CHECKING:
     from moeframe.protocols.precision import Precision
@@ -21,33 +21,57 @@ def _build_replicate(options: ReplicateOptions) -> Sharding:
     return Replicate(options)
 
 
+def _build_zero1(options: Zero1Options) -> Sharding:
+    from moeframe_torch_sharding.zero1 import Zero1
+
+    return Zero1(options)
+
+
 def _build_fsdp2(options: Fsdp2Options) -> Sharding:
     from moeframe_torch_sharding.fsdp2 import Fsdp2
 
     return Fsdp2(options)
 
 
-def _replicate_traits(options: ReplicateOptions, precision: Precision) -> ShardingTraits:  # noqa: ARG001 - same for all
+def _build_hsdp(options: Fsdp2Options) -> Sharding:
+    from moeframe_torch_sharding.hsdp import Hsdp
+
+    return Hsdp(options)
+
+
+def _whole_traits(options: ReplicateOptions | Zero1Options, precision: Precision) -> ShardingTraits:  # noqa: ARG001
     return ShardingTraits(parameters_stay_whole=True)
 
 
 def _fsdp2_traits(options: Fsdp2Options, precision: Precision) -> ShardingTraits:  # noqa: ARG001 - same for all dtypes
-    return ShardingTraits(
-        parameters_stay_whole=not options.reshard_after_forward and not options.reshards_experts,
-        supports_dp_replicate=False,
-    )
+    return ShardingTraits(parameters_stay_whole=_nothing_freed(options), supports_dp_replicate=False)
+
+
+def _hsdp_traits(options: Fsdp2Options, precision: Precision) -> ShardingTraits:  # noqa: ARG001 - same for all dtypes
+    return ShardingTraits(parameters_stay_whole=_nothing_freed(options), needs_dp_replicate=True)
+
+
+def _nothing_freed(options: Fsdp2Options) -> bool:
+    return not options.reshard_after_forward and not options.reshards_experts
 
 
 @hookimpl
 def moeframe_offer_shardings() -> list[ShardingOffer]:
-    """Offer `replicate` and `fsdp2`."""
+    """Offer `replicate`, `zero1`, `fsdp2` and `hsdp`."""
     return [
         ShardingOffer(
             name="replicate",
             summary="Whole parameters on every rank; gradients are summed once a step.",
             build=_build_replicate,
             options=ReplicateOptions,
-            traits=_replicate_traits,
+            traits=_whole_traits,
+        ),
+        ShardingOffer(
+            name="zero1",
+            summary="Whole parameters on every rank; optimizer state and the update are sharded over the data ranks.",
+            build=_build_zero1,
+            options=Zero1Options,
+            traits=_whole_traits,
         ),
         ShardingOffer(
             name="fsdp2",
@@ -55,5 +79,12 @@ def moeframe_offer_shardings() -> list[ShardingOffer]:
             build=_build_fsdp2,
             options=Fsdp2Options,
             traits=_fsdp2_traits,
+        ),
+        ShardingOffer(
+            name="hsdp",
+            summary="As fsdp2 within each of parallel.dp_replicate replicas; gradients are summed between them too.",
+            build=_build_hsdp,
+            options=Fsdp2Options,
+            traits=_hsdp_traits,
         ),
     ]

@@ -36,12 +36,16 @@ class Spread:
 
     def whole(self, piece: torch.Tensor) -> torch.Tensor:
         """Return a copy of the whole tensor, given this rank's piece; collective over the mesh."""
-        # On one rank full_tensor would share storage with the piece.
-        if self.mesh is None or self.mesh.size() == 1:
+        # Where nothing is cut full_tensor would share storage with the piece.
+        if not self._is_cut():
             return piece.detach().clone()
         wrapped = self.wrap(piece)
         assert isinstance(wrapped, DTensor)
         return wrapped.full_tensor()
+
+    def _is_cut(self) -> bool:
+        sizes = () if self.mesh is None else self.mesh.shape
+        return any(isinstance(placed, Shard) and size > 1 for placed, size in zip(self.placements, sizes, strict=True))
 
     def piece(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return this rank's piece of a tensor of global shape, which may lie in another layout.

@@ -25,8 +25,8 @@ def test_offering_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_both_strategies_build_with_default_options() -> None:
-    assert sorted(OFFERS) == ["fsdp2", "replicate"]
+def test_every_strategy_builds_with_default_options() -> None:
+    assert sorted(OFFERS) == ["fsdp2", "hsdp", "replicate", "zero1"]
     for offer in OFFERS.values():
         assert isinstance(offer.build(offer.options()), Sharding)
 
@@ -35,13 +35,16 @@ def test_both_strategies_build_with_default_options() -> None:
     ("dense", "experts", "whole"),
     [(True, None, False), (False, None, True), (True, False, False), (False, True, False), (False, False, True)],
 )
-def test_fsdp2_keeps_parameters_whole_only_if_nothing_is_freed(dense: bool, experts: bool | None, whole: bool) -> None:
+@pytest.mark.parametrize("name", ["fsdp2", "hsdp"])
+def test_parameters_stay_whole_only_if_nothing_is_freed(
+    name: str, dense: bool, experts: bool | None, whole: bool
+) -> None:
     options = Fsdp2Options(reshard_after_forward=dense, reshard_experts_after_forward=experts)
-    assert OFFERS["fsdp2"].traits(options, PRECISION).parameters_stay_whole is whole
+    assert OFFERS[name].traits(options, PRECISION).parameters_stay_whole is whole
 
 
-def test_only_replicate_supports_replicas_of_the_data_ranks() -> None:
+def test_replicas_of_the_data_ranks_are_legal_where_a_strategy_knows_them() -> None:
     traits = {name: offer.traits(offer.options(), PRECISION) for name, offer in OFFERS.items()}
-    assert traits["replicate"].supports_dp_replicate
-    assert traits["replicate"].parameters_stay_whole
-    assert not traits["fsdp2"].supports_dp_replicate
+    assert {name for name, found in traits.items() if found.supports_dp_replicate} == {"replicate", "zero1", "hsdp"}
+    assert {name for name, found in traits.items() if found.needs_dp_replicate} == {"hsdp"}
+    assert {name for name, found in traits.items() if found.parameters_stay_whole} == {"replicate", "zero1"}

@@ -66,6 +66,11 @@ class Composition:
         return train.global_batch_size // (self.degrees.data_ranks * train.micro_batch_size)
 
     @property
+    def num_stages(self) -> int:
+        """Pipeline stages of the model, over all ranks."""
+        return self.degrees.pp * self.schedule.traits.stages_per_rank
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one step, over all ranks."""
         return self.recipe.train.global_batch_size * self.recipe.train.seq_len

@@ -36,6 +36,8 @@ class ParallelConfig:
     """Ranks that share the experts of one layer."""
     pp: int = 1
     """Pipeline ranks."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """Decoder layers of each pipeline stage, in order; null: as even as possible, the first stages hold one more."""
     dp_replicate: int = 1
     """Replicas of the sharded model (hybrid sharding)."""
 

@@ -65,6 +65,7 @@ class DeepSeekV3(nn.Module):
         ep_size: ranks that share the experts of a layer.
         ep_rank: this rank among them; it holds the contiguous range of experts that the dispatcher protocol says.
         part: what to hold of the model; None: all.
+        step_state: to share with the other parts of this rank; None: one of its own.
 
     Raises:
         ContractError: the hyper-parameters or the parts do not fit together.
@@ -80,6 +81,7 @@ class DeepSeekV3(nn.Module):
         ep_size: int = 1,
         ep_rank: int = 0,
         part: ModelPart | None = None,
+        step_state: StepState | None = None,
     ) -> None:
         super().__init__()
         if problems := config.problems():
@@ -90,7 +92,7 @@ class DeepSeekV3(nn.Module):
             part = ModelPart(layers=range(config.num_hidden_layers), has_embedding=True, has_head=True)
         self.config = config
         self.precision = precision
-        self.step_state = StepState()
+        self.step_state = StepState() if step_state is None else step_state
         self.num_local_experts = config.n_routed_experts // ep_size
         self.first_expert = ep_rank * self.num_local_experts
         high = precision.dtype("high")

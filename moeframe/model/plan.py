@@ -13,6 +13,7 @@ from moeframe.model.deepseek_v3 import DeepSeekV3
 from moeframe.model.experts import MixtureExperts
 from moeframe.model.init import SeededWeights
 from moeframe.model.mtp import MTPModule
+from moeframe.model.stages import StagedModel
 from moeframe.protocols.sharding import ModelPlan, Parameter, Role, Unit
 
 __all__ = ["Weights", "build_plan", "fill_model"]
@@ -31,11 +32,11 @@ class Weights(Protocol):
         """
 
 
-def build_plan(model: DeepSeekV3, *, seed: int = 0, source: Weights | None = None) -> ModelPlan:
+def build_plan(model: DeepSeekV3 | StagedModel, *, seed: int = 0, source: Weights | None = None) -> ModelPlan:
     """Describe a model part to a sharding strategy.
 
     Args:
-        model: the part, usually on the meta device.
+        model: the part, or the parts of one rank, usually on the meta device.
         seed: of the random initial weights.
         source: fills the weights instead, for example from a Hugging Face directory.
     """
@@ -68,7 +69,8 @@ def build_plan(model: DeepSeekV3, *, seed: int = 0, source: Weights | None = Non
         )
         for name in names
     ]
-    return ModelPlan(units=tuple(units), parameters=parameters, materialize=materialize)
+    roots = model.stage_names if isinstance(model, StagedModel) else ("",)
+    return ModelPlan(units=tuple(units), parameters=parameters, materialize=materialize, roots=roots)
 
 
 def fill_model(model: DeepSeekV3, device: torch.device, *, seed: int = 0, source: Weights | None = None) -> None:
@@ -78,7 +80,7 @@ def fill_model(model: DeepSeekV3, device: torch.device, *, seed: int = 0, source
         plan.materialize(unit.name, device)
 
 
-def _unit_names(model: DeepSeekV3) -> Iterator[str]:
+def _unit_names(model: DeepSeekV3 | StagedModel) -> Iterator[str]:
     """Yield the units in the order of execution, children before parents, the root last; none without parameters."""
     if model.embedding is not None:
         yield "embedding"
@@ -114,7 +116,7 @@ def _innermost(name: str, units: dict[str, list[str]]) -> str:
     return ""
 
 
-def _role(model: DeepSeekV3, name: str) -> Role:
+def _role(model: nn.Module, name: str) -> Role:
     owner = name.rpartition(".")[0]
     if owner == "embedding":
         return "embedding"

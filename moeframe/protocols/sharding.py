@@ -79,11 +79,16 @@ class ModelPlan:
     `units` lists them in the order of execution, children before the unit that contains them, the root last. A model is
     handed over on the meta device; `materialize(unit_name, device)` allocates and fills the parameters and buffers that
     belong directly to a unit, so that no rank ever holds the whole model unsharded.
+
+    `roots` are the modules that a schedule calls: the model itself, or each pipeline stage in it when a rank holds
+    several. A stage's modules are those of the model's tree; parameters of the root unit belong to the stage that has
+    them.
     """
 
     units: tuple[Unit, ...]
     parameters: Mapping[str, Parameter]
     materialize: Callable[[str, torch.device], None]
+    roots: tuple[str, ...] = ("",)
 
     def role(self, parameter_name: str) -> Role:
         """Return the role of a parameter; KeyError for a name the model does not have."""

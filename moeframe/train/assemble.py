@@ -22,13 +22,16 @@ from moeframe.hooks.manager import PluginHost, build_plugin_manager
 from moeframe.launch.environment import World
 from moeframe.launch.group import choose_device, joined, this_process
 from moeframe.mesh.build import build_meshes
-from moeframe.model.deepseek_v3 import DeepSeekV3, ModelStage
+from moeframe.model.deepseek_v3 import DeepSeekV3, ModelPart, ModelStage
 from moeframe.model.plan import Weights, build_plan
+from moeframe.model.stages import StagedModel
+from moeframe.model.step_state import StepState
 from moeframe.protocols.compute import Compute, ComputeContext
 from moeframe.protocols.data import Dataset, DatasetContext
 from moeframe.protocols.dispatcher import Dispatcher, DispatcherContext
 from moeframe.protocols.schedule import Schedule, ScheduleContext, Stage
 from moeframe.protocols.sharding import AdamWSettings, Meshes, ShardedModel
+from moeframe.schedule.placement import split_layers, stages_of_rank
 from moeframe.train.data import require_enough
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary, Trainer
@@ -46,7 +49,7 @@ class Job:
     world: World
     meshes: Meshes
     dispatcher: Dispatcher
-    model: DeepSeekV3
+    model: DeepSeekV3 | StagedModel
     sharded: ShardedModel
     optimizer: torch.optim.Optimizer
     schedule: Schedule
@@ -111,7 +114,8 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         dispatcher = composition.dispatcher.build(_dispatcher_context(composition, meshes))
         stack.callback(dispatcher.release)
         compute = composition.compute.build(ComputeContext(precision=precision, device=device))
-        model = _model(composition, compute, dispatcher, meshes)
+        parts = _parts(composition, compute, dispatcher, meshes)
+        model = next(iter(parts.values())) if len(parts) == 1 else StagedModel(list(parts.values()))
         plan = build_plan(model, seed=recipe.train.seed, source=_weights(recipe))
         sharded = composition.sharding.build().shard(model, plan, meshes, precision)
         optimizer = sharded.optimizer(_optimizer_settings(recipe))
@@ -129,7 +133,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
             sharded=sharded,
             optimizer=optimizer,
             schedule=schedule,
-            stages=[ModelStage(model)],
+            stages=[ModelStage(part, index=i, num_stages=composition.num_stages) for i, part in parts.items()],
             train_data=train_data,
             validation_data=validation_data,
             _open=stack.pop_all(),
@@ -162,17 +166,30 @@ def _dispatcher_context(composition: Composition, meshes: Meshes) -> DispatcherC
     )
 
 
-def _model(composition: Composition, compute: Compute, dispatcher: Dispatcher, meshes: Meshes) -> DeepSeekV3:
-    """Build this rank's part of the model without memory; the sharding strategy fills it unit by unit."""
+def _parts(
+    composition: Composition, compute: Compute, dispatcher: Dispatcher, meshes: Meshes
+) -> dict[int, DeepSeekV3]:
+    """Build this rank's stages, by number, without memory; the sharding strategy fills them unit by unit."""
+    traits, model = composition.schedule.traits, composition.recipe.model
+    split = split_layers(model.num_hidden_layers, composition.num_stages, composition.recipe.parallel.layers_per_stage)
+    mine = stages_of_rank(meshes.rank("pp"), meshes.size("pp"), traits.stages_per_rank, traits.placement)
+    state = StepState()
     with torch.device("meta"):
-        return DeepSeekV3(
-            composition.recipe.model,
-            compute,
-            dispatcher,
-            precision=composition.precision,
-            ep_size=meshes.size("ep"),
-            ep_rank=meshes.rank("ep"),
-        )
+        return {
+            stage: DeepSeekV3(
+                model,
+                compute,
+                dispatcher,
+                precision=composition.precision,
+                ep_size=meshes.size("ep"),
+                ep_rank=meshes.rank("ep"),
+                part=ModelPart(
+                    layers=split[stage], has_embedding=stage == 0, has_head=stage == composition.num_stages - 1
+                ),
+                step_state=state,
+            )
+            for stage in mine
+        }
 
 
 def _weights(recipe: Recipe) -> Weights | None:
@@ -192,7 +209,9 @@ def _schedule_context(composition: Composition, meshes: Meshes) -> ScheduleConte
     return ScheduleContext(
         pp_size=meshes.size("pp"),
         pp_rank=meshes.rank("pp"),
+        pp_group=meshes.group("pp"),
         num_micro_batches=composition.num_micro_batches,
+        device=meshes.device,
     )
 
 

@@ -17,7 +17,7 @@ from moeframe_pipelining.counts import next_legal, refusal
 from moeframe_pipelining.running_stage import RunningStage, own_loss
 
 if TYPE_CHECKING:
-    from moeframe_pipelining.plugin import PipelineKind
+    from moeframe_pipelining.kinds import PipelineKind
 
 __all__ = ["Pipeline"]
 

@@ -14,7 +14,7 @@ from moeframe.protocols.sharding import Meshes, ModelPlan, Sharding, Unit
 from moeframe_torch_sharding.laid_out import LaidOutModel
 from moeframe_torch_sharding.options import Fsdp2Options
 from moeframe_torch_sharding.replicate import ReplicatedModel
-from moeframe_torch_sharding.units import require_plan_fits, unit_module
+from moeframe_torch_sharding.units import require_plan_fits, unit_modules
 
 __all__ = ["Fsdp2", "Fsdp2Model", "expert_shard_dim"]
 
@@ -46,9 +46,10 @@ class Fsdp2Model(LaidOutModel):
         super().finish_gradients()
 
     def _drop_gathered(self) -> None:
-        for module in self.module.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for root in self._plan.roots:
+            for module in self.module.get_submodule(root).modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
 
 class Fsdp2(Sharding):
@@ -81,11 +82,13 @@ class Fsdp2(Sharding):
             plan.materialize(unit.name, mesh.device)
             if unit in units:
                 # The backward of the last unit follows its forward at once: freeing its weights would save nothing.
-                self._fully_shard(model, unit, mesh, precision, is_last=unit in units[-2:])
-        _make_root(model)
+                for module in unit_modules(model, plan, unit):
+                    self._fully_shard(module, unit, mesh, precision, is_last=unit in units[-2:])
+        for root in plan.roots:
+            _make_root(model.get_submodule(root))
         return self.model_class(model, plan, mesh, precision)
 
-    def _fully_shard(self, model: nn.Module, unit: Unit, mesh: Meshes, precision: Precision, *, is_last: bool) -> None:
+    def _fully_shard(self, module: nn.Module, unit: Unit, mesh: Meshes, precision: Precision, *, is_last: bool) -> None:
         holds_experts = "expert" in unit.roles
         if holds_experts and len(unit.roles) > 1:
             raise ContractError(
@@ -96,7 +99,7 @@ class Fsdp2(Sharding):
         ranks = mesh.size(axes[-1])
         wanted = self._options.reshards_experts if holds_experts else self._options.reshard_after_forward
         sharded = fully_shard(
-            unit_module(model, unit),
+            module,
             mesh=mesh.mesh(*axes),
             reshard_after_forward=wanted and not is_last,
             shard_placement_fn=(lambda p: Shard(expert_shard_dim(tuple(p.shape), ranks))) if holds_experts else None,

@@ -7,12 +7,12 @@ from torch import nn
 from moeframe.errors import ContractError
 from moeframe.protocols.sharding import ModelPlan, Unit
 
-__all__ = ["require_plan_fits", "unit_module"]
+__all__ = ["require_plan_fits", "unit_modules"]
 
 
-def unit_module(model: nn.Module, unit: Unit) -> nn.Module:
-    """Return the module of a unit; the root's name is empty."""
-    return model.get_submodule(unit.name)
+def unit_modules(model: nn.Module, plan: ModelPlan, unit: Unit) -> list[nn.Module]:
+    """Return the module of a unit; of the root unit, whose name is empty, every module that a schedule calls."""
+    return [model.get_submodule(name) for name in ([unit.name] if unit.name else plan.roots)]
 
 
 def require_plan_fits(model: nn.Module, plan: ModelPlan) -> None:

@@ -14,7 +14,7 @@ from moeframe.errors import UserInputError
 
 __all__ = ["PIECE", "Piece", "Reading", "matched_files", "read_pieces", "require_match"]
 
-PIECE: Final = 1 << 22
+PIECE: Final = 1 << 19
 """Characters after which a long document is cut before a line break and tokenized in pieces."""
 _CHUNK: Final = 1 << 20
 _JSON_LINES: Final = (".jsonl", ".ndjson")

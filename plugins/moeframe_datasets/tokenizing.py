@@ -23,6 +23,7 @@ __all__ = ["tokenize", "write_documents"]
 logger = logging.getLogger(__name__)
 
 _BATCH_TEXTS: Final = 1024
+_BATCH_CHARACTERS: Final = 16 * PIECE
 
 
 def write_documents(
@@ -69,7 +70,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text)
-        if len(batch) == _BATCH_TEXTS or size >= PIECE:
+        if len(batch) == _BATCH_TEXTS or size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:

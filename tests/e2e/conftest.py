@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,19 @@ class Runner:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.communicate()
             raise
         return Ended(code=process.returncode, out=out, err=err, cwd=self.cwd)
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Start a command and see to it that it has ended when the block ends."""
+        process = self.start(*arguments)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
     def __call__(self, *arguments: str, timeout: float = 120) -> Ended:
         return self.ended(self.start(*arguments), timeout)

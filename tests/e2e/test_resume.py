@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
+
+from moeframe.train.saved import COMPLETE, complete_steps
 
 from .conftest import SMALL, TINY, TWO, Ended, Runner
 
@@ -23,25 +26,22 @@ def losses(ended: Ended) -> list[tuple[float, float]]:
 
 
 def test_kill_9_during_a_save_leaves_the_checkpoint_before_it(moeframe: Runner) -> None:
-    arguments = (*BASE, *TWO, "sharding.name=fsdp2", "train.steps=400", "checkpoint.every=1", "checkpoint.keep=3")
-    process = moeframe.start("--plugin", "faulty_data", "run", *arguments)
-    until = time.monotonic() + 60
-    while len(list(moeframe.cwd.glob("runs/*/*/checkpoints/*/COMPLETE"))) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    while True:  # a save has begun and is not whole
-        steps = list(moeframe.cwd.glob("runs/*/*/checkpoints/step-*"))
-        if any(not (step / "COMPLETE").exists() for step in steps):
-            break
-    process.kill()
-    process.wait()
+    arguments = (*BASE, *TWO, "sharding.name=fsdp2", "train.steps=100000", "checkpoint.every=1", "checkpoint.keep=3")
+    with moeframe.running("--plugin", "faulty_data", "run", *arguments) as process:
+        until = time.monotonic() + 100
+        saved: list[Path] = []
+        # At least one is whole, and the newest has begun and is not.
+        while len(saved) < 2 or (saved[-1] / COMPLETE).exists():
+            saved = sorted(moeframe.cwd.glob("runs/*/*/checkpoints/step-*"), key=lambda path: int(path.name[5:]))
+            assert process.poll() is None
+            assert time.monotonic() < until
     (run_dir,) = moeframe.cwd.glob("runs/*/*")
-    whole = max(int(path.parent.name.removeprefix("step-")) for path in run_dir.glob("checkpoints/*/COMPLETE"))
-    steps = whole + 3
-    resumed = run(moeframe, *arguments, f"train.steps={steps}", "--resume")
+    whole = complete_steps(run_dir / "checkpoints")[-1]
+    steps = f"train.steps={whole + 2}"
+    resumed = run(moeframe, *arguments, steps, "--resume")
     assert resumed.code == 0, resumed.err
     assert f"from the checkpoint of step {whole}" in resumed.out
-    straight = run(moeframe, *arguments, f"train.steps={steps}", "train.output_dir=straight")
+    straight = run(moeframe, *arguments, steps, "train.output_dir=straight")
     assert losses(resumed) == losses(straight)
 
 

@@ -15,6 +15,7 @@ from moeframe.config.typed import default_of
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
 from moeframe.model.counts import count_parameters
+from moeframe.schedule.placement import split_layers, stages_of_rank
 
 __all__ = ["check"]
 
@@ -35,7 +36,12 @@ def check(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]) -> str
 def _table(composition: Composition) -> Iterator[str]:
     """Yield the lines of the composition."""
     rows = [(kind, _backend(getattr(composition, kind))) for kind in BACKEND_SECTIONS]
-    rows += [("layout", _layout(composition)), ("batch", _batch(composition)), ("model", _model(composition))]
+    rows += [
+        ("layout", _layout(composition)),
+        *_stages(composition),
+        ("batch", _batch(composition)),
+        ("model", _model(composition)),
+    ]
     width = max(len(title) for title, _ in rows)
     return (f"  {title:<{width}}  {text}" for title, text in rows)
 
@@ -58,6 +64,18 @@ def _layout(composition: Composition) -> str:
     processes = f"{degrees.world} {'process' if degrees.world == 1 else 'processes'} ({nodes})"
     data = f"dp_replicate {degrees.dp_replicate} x dp_shard {degrees.dp_shard}"
     return f"{processes} = pp {degrees.pp} x {data}; ep {degrees.ep} x edp {degrees.edp}"
+
+
+def _stages(composition: Composition) -> Iterator[tuple[str, str]]:
+    """Yield how many layers each pipeline stage has and where the stages are, if there are several."""
+    count, recipe, traits = composition.num_stages, composition.recipe, composition.schedule.traits
+    if count == 1:
+        return
+    split = split_layers(recipe.model.num_hidden_layers, count, recipe.parallel.layers_per_stage)
+    layers = ", ".join(str(len(part)) for part in split)
+    first = stages_of_rank(0, composition.degrees.pp, traits.stages_per_rank, traits.placement)
+    where = " and ".join(map(str, first))
+    yield "stages", f"{count} of {layers} layers; pipeline rank 0 holds {where}"
 
 
 def _batch(composition: Composition) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from moeframe.errors import Problem
+from moeframe.mesh.degrees import divisors
+from moeframe.schedule.placement import split_layers
 
 if TYPE_CHECKING:
     from moeframe.config.compose import Composition
@@ -105,30 +107,66 @@ def _pipeline(c: Composition) -> Iterator[Problem]:
             fix="Use parallel.pp=1, or name a schedule that pipelines (`moeframe plugins` lists them).",
         )
         return
-    stages, layers = pp * traits.stages_per_rank, c.recipe.model.num_hidden_layers
-    if stages > layers:
+    if pp < traits.min_ranks:
         yield Problem(
             path="parallel.pp",
-            message=f"given {pp}; with {traits.stages_per_rank} stage(s) a rank that makes {stages} stages, and the "
-            f"model has {layers} layers.",
-            fix=f"Use parallel.pp={max(1, layers // traits.stages_per_rank)} or less.",
+            message=f"given {pp}; schedule {name!r} runs on {traits.min_ranks} pipeline ranks or more.",
+            fix="Raise parallel.pp, or name a schedule without a pipeline (`moeframe plugins` lists them).",
         )
+        return
+    yield from _stages(c)
+
+
+def _stages(c: Composition) -> Iterator[Problem]:
+    per_rank, pp, stages = c.schedule.traits.stages_per_rank, c.degrees.pp, c.num_stages
+    layers, given = c.recipe.model.num_hidden_layers, c.recipe.parallel.layers_per_stage
+    if stages > layers:
+        fewest = c.schedule.traits.min_ranks * per_rank
+        yield Problem(
+            path="parallel.pp",
+            message=f"given {pp}; with {per_rank} stage(s) a rank that makes {stages} stages, and the model has "
+            f"{layers} layers.",
+            fix=f"Use parallel.pp={layers // per_rank} or less."
+            if layers >= fewest
+            else f"Schedule {c.schedule.offer.name!r} needs {fewest} layers or more; name another one.",
+        )
+    elif given is not None:
+        try:
+            split_layers(layers, stages, given)
+        except ValueError as error:
+            even = ", ".join(str(len(part)) for part in split_layers(layers, stages))
+            yield Problem(
+                path="parallel.layers_per_stage",
+                message=f"given {list(given)}; {error} (pp {pp} x {per_rank} stage(s) a rank of schedule "
+                f"{c.schedule.offer.name!r}).",
+                fix=f"Use null, which is [{even}], or one number of 1 or more for each stage, {layers} in all.",
+            )
 
 
 def _micro_batches(c: Composition) -> Iterator[Problem]:
-    train = c.recipe.train
+    train, name, pp = c.recipe.train, c.schedule.offer.name, c.degrees.pp
     if train.micro_batch_size < 1 or train.global_batch_size % (c.degrees.data_ranks * train.micro_batch_size):
         return
-    count = c.num_micro_batches
-    refusal = c.schedule.offer.legal_micro_batches(c.schedule.options, c.degrees.pp, count)
-    if refusal is not None:
-        yield Problem(
-            path="train.micro_batch_size",
-            message=f"given {train.micro_batch_size}, which makes {count} micro-batch(es) a step (global_batch_size "
-            f"{train.global_batch_size} / {c.degrees.data_ranks} data ranks / {train.micro_batch_size}); schedule "
-            f"{c.schedule.offer.name!r}: {refusal}",
-            fix="Change train.global_batch_size or train.micro_batch_size.",
-        )
+    if pp < c.schedule.traits.min_ranks:
+        return
+    count, sequences = c.num_micro_batches, train.global_batch_size // c.degrees.data_ranks
+    refusal = c.schedule.offer.legal_micro_batches(c.schedule.options, pp, count)
+    if refusal is None:
+        return
+    legal = [
+        size
+        for size in divisors(sequences)
+        if c.schedule.offer.legal_micro_batches(c.schedule.options, pp, sequences // size) is None
+    ]
+    yield Problem(
+        path="train.micro_batch_size",
+        message=f"given {train.micro_batch_size}, which makes {count} micro-batch(es) a step (global_batch_size "
+        f"{train.global_batch_size} / {c.degrees.data_ranks} data ranks / {train.micro_batch_size}); schedule "
+        f"{name!r}: {refusal}",
+        fix=f"Use train.micro_batch_size={', '.join(map(str, legal))}, or change train.global_batch_size."
+        if legal
+        else "Change train.global_batch_size: no train.micro_batch_size is legal with this one.",
+    )
 
 
 def _split_backward(c: Composition) -> Iterator[Problem]:

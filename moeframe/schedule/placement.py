@@ -29,9 +29,11 @@ def split_layers(num_layers: int, num_stages: int, given: Sequence[int] | None =
     if len(given) != num_stages:
         raise ValueError(f"it lists {len(given)} stage(s), and there are {num_stages}")
     if sum(given) != num_layers:
-        raise ValueError(f"it adds up to {sum(given)} layers, and the model has {num_layers}")
+        raise ValueError(f"it adds up to {sum(given)} layer(s), and the model has {num_layers}")
     if min(given) < 1:
-        raise ValueError(f"stage {list(given).index(min(given))} would hold {min(given)} layers; each needs 1 or more")
+        raise ValueError(
+            f"stage {list(given).index(min(given))} would hold {min(given)} layer(s); each needs 1 or more"
+        )
     return tuple(range(start, stop) for start, stop in pairwise(accumulate(given, initial=0)))
 
 

@@ -166,9 +166,7 @@ def _dispatcher_context(composition: Composition, meshes: Meshes) -> DispatcherC
     )
 
 
-def _parts(
-    composition: Composition, compute: Compute, dispatcher: Dispatcher, meshes: Meshes
-) -> dict[int, DeepSeekV3]:
+def _parts(composition: Composition, compute: Compute, dispatcher: Dispatcher, meshes: Meshes) -> dict[int, DeepSeekV3]:
     """Build this rank's stages, by number, without memory; the sharding strategy fills them unit by unit."""
     traits, model = composition.schedule.traits, composition.recipe.model
     split = split_layers(model.num_hidden_layers, composition.num_stages, composition.recipe.parallel.layers_per_stage)

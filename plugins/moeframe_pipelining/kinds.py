@@ -64,9 +64,7 @@ class PipelineKind:
 
 
 GPIPE: Final = PipelineKind(torch_class="ScheduleGPipe", order=orders.gpipe, legal=counts.any_number)
-ONE_F_ONE_B: Final = PipelineKind(
-    torch_class="Schedule1F1B", order=orders.one_f_one_b, legal=counts.at_least_ranks
-)
+ONE_F_ONE_B: Final = PipelineKind(torch_class="Schedule1F1B", order=orders.one_f_one_b, legal=counts.at_least_ranks)
 INTERLEAVED_1F1B: Final = PipelineKind(
     torch_class="ScheduleInterleaved1F1B",
     order=orders.interleaved_1f1b,

@@ -6,7 +6,7 @@ P ranks, v stages a rank, n micro-batches. Stages lie in a loop (stage s on rank
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from moeframe.schedule.actions import Action, Kind, Plan
@@ -121,17 +121,42 @@ def zero_bubble(num_ranks: int, per_rank: int, n: int) -> Plan:
     return _plan(num_ranks, per_rank, n, actions)
 
 
+Step = Callable[[], Iterator[Action]]
+
+
+def _repeat(times: int, *steps: Step) -> Iterator[Action]:
+    for _ in range(times):
+        for step in steps:
+            yield from step()
+
+
 class _Chunk:
-    """One of a rank's two stages in a V; counts the micro-batches of each kind."""
+    """One of a rank's two stages in a V. Every kind of action counts its own micro-batches.
 
-    def __init__(self, stage: int) -> None:
-        self.stage = stage
-        self.done: Counter[str] = Counter()
+    Weight gradients that wait are kept in `waiting`, which the two may share, and run oldest first.
+    """
 
-    def next(self, kind: Kind) -> Action:
-        action = Action(kind, self.stage, self.done[kind])
-        self.done[kind] += 1
-        return action
+    def __init__(self, stage: int, waiting: deque[Action]) -> None:
+        self._stage = stage
+        self._waiting = waiting
+        self._forwards = self._backwards = 0
+
+    def forward(self) -> Iterator[Action]:
+        yield Action("forward", self._stage, self._forwards)
+        self._forwards += 1
+
+    def backward(self) -> Iterator[Action]:
+        yield Action("backward", self._stage, self._backwards)
+        self._backwards += 1
+
+    def input(self) -> Iterator[Action]:
+        yield Action("backward_input", self._stage, self._backwards)
+        self._waiting.append(Action("backward_weight", self._stage, self._backwards))
+        self._backwards += 1
+
+    def weight(self) -> Iterator[Action]:
+        if self._waiting:
+            yield self._waiting.popleft()
 
 
 def zbv(num_ranks: int, per_rank: int, n: int) -> Plan:
@@ -142,61 +167,20 @@ def zbv(num_ranks: int, per_rank: int, n: int) -> Plan:
     full = max(2 * num_ranks - 1, n)
 
     def actions(rank: int) -> Iterator[Action]:
-        down, up = _Chunk(rank), _Chunk(2 * num_ranks - 1 - rank)
+        down, up = _Chunk(rank, deque()), _Chunk(2 * num_ranks - 1 - rank, deque())
+        after = num_ranks - 1 - rank
+        yield from _repeat(2 * after + 1, down.forward)
+        yield from _repeat(rank, up.forward, down.forward)
+        yield from _repeat(after + 1, up.forward, up.input, up.weight)
+        turn = (down.input, down.weight, up.forward, up.input, up.weight)
+        yield from _repeat(full - num_ranks - after, down.forward, *turn)
+        yield from _repeat(after, *turn)
+        yield from _repeat(rank, down.input, up.input)
+        yield from _repeat(after + 1, down.input, down.weight)
+        yield from _repeat(rank, up.weight)
+        yield from _repeat(rank, down.weight)
 
-        def whole_backward(chunk: _Chunk) -> Iterator[Action]:
-            yield chunk.next("backward_input")
-            yield chunk.next("backward_weight")
-
-        for _ in range(2 * (num_ranks - rank) - 1):
-            yield down.next("forward")
-        for _ in range(rank):
-            yield up.next("forward")
-            yield down.next("forward")
-        for _ in range(num_ranks - rank):
-            yield up.next("forward")
-            yield from whole_backward(up)
-        while up.done["forward"] < full:
-            if down.done["forward"] < full:
-                yield down.next("forward")
-            yield from whole_backward(down)
-            yield up.next("forward")
-            yield from whole_backward(up)
-        for _ in range(rank):
-            yield down.next("backward_input")
-            yield up.next("backward_input")
-        for _ in range(num_ranks - rank):
-            yield from whole_backward(down)
-        for chunk in (up, down):
-            while chunk.done["backward_weight"] < chunk.done["backward_input"]:
-                yield chunk.next("backward_weight")
-
-    return _plan(
-        num_ranks, per_rank, n, lambda rank: (action for action in actions(rank) if action.micro_batch < n)
-    )
-
-
-class _PairOfChunks:
-    """A rank of DualPipeV: its two stages, and the weight gradients that wait, oldest first."""
-
-    def __init__(self, rank: int, num_ranks: int) -> None:
-        self.down, self.up = _Chunk(rank), _Chunk(2 * num_ranks - 1 - rank)
-        self._waiting: deque[Action] = deque()
-
-    def forward(self, chunk: _Chunk) -> Iterator[Action]:
-        yield chunk.next("forward")
-
-    def backward(self, chunk: _Chunk, *, whole: bool = True) -> Iterator[Action]:
-        action = chunk.next("backward")
-        if whole:
-            yield action
-            return
-        yield Action("backward_input", action.stage, action.micro_batch)
-        self._waiting.append(Action("backward_weight", action.stage, action.micro_batch))
-
-    def weight(self) -> Iterator[Action]:
-        if self._waiting:
-            yield self._waiting.popleft()
+    return _plan(num_ranks, per_rank, n, lambda rank: (action for action in actions(rank) if action.micro_batch < n))
 
 
 def dualpipev(num_ranks: int, per_rank: int, n: int) -> Plan:
@@ -206,36 +190,21 @@ def dualpipev(num_ranks: int, per_rank: int, n: int) -> Plan:
     """
 
     def actions(rank: int) -> Iterator[Action]:
-        after = num_ranks - rank - 1
-        pair = _PairOfChunks(rank, num_ranks)
-        down, up = pair.down, pair.up
-        for _ in range(2 * after):
-            yield from pair.forward(down)
-        for _ in range(rank + 1):
-            yield from pair.forward(down)
-            yield from pair.forward(up)
-        for _ in range(after):
-            yield from pair.backward(up, whole=False)
-            yield from pair.weight()
-            yield from pair.forward(up)
-        for _ in range(n - 2 * num_ranks + rank + 1):
-            yield from pair.forward(down)
-            yield from pair.backward(up)
-            yield from pair.forward(up)
-            yield from pair.backward(down)
-        for _ in range(after):
-            yield from pair.backward(up)
-            yield from pair.forward(up)
-            yield from pair.backward(down)
-        # From the middle of the descent on, weight gradients wait; odd ranks start half a turn earlier.
-        middle = (rank + 1) // 2
-        for turn in range(rank + 1):
-            yield from pair.backward(up, whole=turn < middle or (turn == middle and rank % 2 == 0))
-            yield from pair.backward(down, whole=turn < middle)
-        for _ in range(after):
-            yield from pair.weight()
-            yield from pair.backward(down, whole=False)
-        for _ in range(rank + 1):
-            yield from pair.weight()
+        waiting: deque[Action] = deque()
+        down, up = _Chunk(rank, waiting), _Chunk(2 * num_ranks - 1 - rank, waiting)
+        after = num_ranks - 1 - rank
+        yield from _repeat(2 * after, down.forward)
+        yield from _repeat(rank + 1, down.forward, up.forward)
+        yield from _repeat(after, up.input, up.weight, up.forward)
+        yield from _repeat(n - num_ranks - after, down.forward, up.backward, up.forward, down.backward)
+        yield from _repeat(after, up.backward, up.forward, down.backward)
+        # In the second half of what is left the weight gradients wait; in even ranks it begins with the stage below.
+        whole = (rank + 1) // 2
+        yield from _repeat(whole, up.backward, down.backward)
+        if rank % 2 == 0:
+            yield from _repeat(1, up.backward, down.input)
+        yield from _repeat(rank // 2 + rank % 2, up.input, down.input)
+        yield from _repeat(after, down.weight, down.input)
+        yield from _repeat(rank + 1, down.weight)
 
     return _plan(num_ranks, per_rank, n, actions)

@@ -69,17 +69,19 @@ class RunningStage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002 - torch's signature
         """Run the stage on its input; the last one returns the loss."""
-        assert self._current is not None
-        hidden = args[0] if args else None
         try:
-            output = self.stage.forward(hidden, self._current)
-            if self.is_last:
-                return self.stage.loss(output, self._current)
-            if not isinstance(output, torch.Tensor):
-                raise ContractError(f"Stage {self.stage_index} must hand one tensor to the next stage, not several.")
+            return self._run_forward(args[0] if args else None)
         except Exception as error:
             self._raised = error
             raise
+
+    def _run_forward(self, hidden: torch.Tensor | None) -> torch.Tensor:
+        assert self._current is not None
+        output = self.stage.forward(hidden, self._current)
+        if self.is_last:
+            return self.stage.loss(output, self._current)
+        if not isinstance(output, torch.Tensor):
+            raise ContractError(f"Stage {self.stage_index} must hand one tensor to the next stage, not several.")
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:

@@ -56,9 +56,11 @@ class Pipeline(Schedule):
     def run_step(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> StepResult:
         """Run forward and backward of every micro-batch through this rank's stages; gradients accumulate.
 
-        Every micro-batch has the same shape, in every step. Collective over the pipeline.
+        Raises:
+            ContractError: the micro-batches of the step do not have one shape, or the stages are not those of a rank.
         """
-        if self._training is None or not self._training.fits(stages, micro_batches):
+        shape = _one_shape(stages, micro_batches)
+        if self._training is None or not self._training.fits(stages, len(micro_batches), shape):
             self._training = self._prepare(stages, micro_batches)
         self._training.step(micro_batches)
         return _result(stages)
@@ -71,6 +73,7 @@ class Pipeline(Schedule):
         wanted = next_legal(self._kind.legal, self._context.pp_size, len(micro_batches))
         padding = [_padding(micro_batches[-1])] * (wanted - len(micro_batches))
         padded = [*micro_batches, *padding]
+        _one_shape(stages, padded)
         with torch.no_grad():
             self._prepare(stages, padded).evaluate(padded)
         return _result(stages)
@@ -91,7 +94,7 @@ class Pipeline(Schedule):
             schedule=torch_class(
                 running[0] if single else running, len(micro_batches), loss_fn=own_loss, scale_grads=False
             ),
-            shape=tuple(boundary.shape),
+            shape=boundary.shape,
             count=len(micro_batches),
         )
 
@@ -102,16 +105,13 @@ class _Run:
 
     stages: Sequence[RunningStage]
     schedule: Any
-    shape: tuple[int, ...]
+    shape: torch.Size
     count: int
 
-    def fits(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> bool:
+    def fits(self, stages: Sequence[Stage], count: int, shape: torch.Size) -> bool:
         """Say whether it was made for these stages, and this number and shape of micro-batches."""
-        return (
-            [running.stage for running in self.stages] == list(stages)
-            and self.count == len(micro_batches)
-            and self.shape == tuple(stages[0].boundary(micro_batches[0]).shape)
-        )
+        same = [running.stage for running in self.stages] == list(stages)
+        return same and (self.count, self.shape) == (count, shape)
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Run forwards and backwards."""
@@ -128,6 +128,17 @@ class _Run:
         run(target=torch.zeros(self.count), return_outputs=False)
         for stage in self.stages:
             stage.micro_batches = ()
+
+
+def _one_shape(stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> torch.Size:
+    """Return the shape that stages hand on, which must be the same for all micro-batches: buffers are made for it."""
+    shapes = {stages[0].boundary(micro_batch).shape for micro_batch in micro_batches}
+    if len(shapes) != 1:
+        raise ContractError(
+            "A pipeline runs micro-batches of one shape; stages would hand on tensors of the shapes "
+            f"{', '.join(str(tuple(shape)) for shape in shapes)}."
+        )
+    return shapes.pop()
 
 
 def _padding(like: MicroBatch) -> MicroBatch:

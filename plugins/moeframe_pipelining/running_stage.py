@@ -92,6 +92,15 @@ class RunningStage(PipelineStage):
         """Run the rest of a backward: the gradients of weights."""
         return self._placed(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
 
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradient for the stage before on this rank; nothing in an evaluation, where torch asks too."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the gradient of the stage after on this rank, if there is one."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
     def _placed(self, run: Callable[..., Any], micro_batch: int, *args: Any, **kwargs: Any) -> Any:
         with trace.at(micro_batch=micro_batch, stage=self.stage_index):
             return run(micro_batch, *args, **kwargs)

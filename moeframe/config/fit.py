@@ -179,6 +179,27 @@ def _split_backward(c: Composition) -> Iterator[Problem]:
         )
 
 
+def _compile(c: Composition) -> Iterator[Problem]:
+    if not c.recipe.train.compile:
+        return
+    compute, traits, given = c.compute.offer.name, c.compute.traits, c.precision.compute
+    if given not in traits.compiles_dtypes:
+        able = ", ".join(traits.compiles_dtypes) or "no dtype"
+        yield Problem(
+            path="train.compile",
+            message=f"given true, and train.precision computes in {given}; torch.compile can trace compute "
+            f"{compute!r} with its options in {able} only.",
+            fix="Use train.compile=false, or change train.precision or compute.options.",
+        )
+    if c.schedule.traits.splits_backward:
+        yield Problem(
+            path="train.compile",
+            message=f"given true; schedule {c.schedule.offer.name!r} runs weight gradients apart, which crashes in "
+            "compiled modules (pytorch issue 161904).",
+            fix="Use train.compile=false, or a schedule that does not split the backward.",
+        )
+
+
 def _sharding(c: Composition) -> Iterator[Problem]:
     traits, degrees, name = c.sharding.traits, c.degrees, c.sharding.offer.name
     if degrees.data_ranks < traits.min_data_ranks:
@@ -231,6 +252,7 @@ FIT_RULES: Final[tuple[Callable[[Composition], Iterable[Problem]], ...]] = (
     _pipeline,
     _micro_batches,
     _split_backward,
+    _compile,
     _sharding,
     _vocabulary,
     _held_out,

@@ -134,6 +134,8 @@ class TrainConfig:
     seed: int = 0
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """bfloat16: computes in bfloat16 over float32 weights."""
+    compile: bool = False
+    """torch.compile of the phases `attend` and `experts`; the first step takes minutes."""
     eval_every: int = 0
     """Validate after every so many steps and at the end; 0: never."""
     eval_sequences: int = 64

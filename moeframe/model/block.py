@@ -98,6 +98,8 @@ class Block(nn.Module):
     def __init__(self, parts: Parts, *, layer: int, counter: LayerCounter | None) -> None:
         super().__init__()
         self.layer = layer
+        self.hands_over_counts = True
+        """Give the counts of rows to `experts` on the host too, where the dispatcher knows them there."""
         self._dispatcher = parts.dispatcher
         self.attend = Attend(parts, counter)
         self.experts: DenseExperts | MixtureExperts
@@ -169,7 +171,7 @@ class Block(nn.Module):
             received.rows_RD,
             received.gates_R,
             dispatched.counts_E,
-            dispatched.counts_host,
+            dispatched.counts_host if self.hands_over_counts else None,
         )
         return rows_RD, shared_BSD
 

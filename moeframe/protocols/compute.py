@@ -22,6 +22,8 @@ class ComputeTraits:
     """The backward of the grouped experts reads the original `rows_RD` (false: a cast copy is saved instead)."""
     splits_expert_backward: bool
     """An expert's weight gradient can run apart from its input gradient."""
+    compiles_dtypes: tuple[str, ...] = ()
+    """Compute dtypes in which torch.compile can trace its modules."""
     row_multiple: int = 1
     """Rows of every expert must be a multiple of this."""
     dtypes: tuple[str, ...] = ("float64", "float32", "bfloat16")

@@ -22,6 +22,7 @@ from moeframe.hooks.manager import PluginHost, build_plugin_manager
 from moeframe.launch.environment import World
 from moeframe.launch.group import choose_device, joined, this_process
 from moeframe.mesh.build import build_meshes
+from moeframe.model.compiling import compile_phases
 from moeframe.model.deepseek_v3 import DeepSeekV3, ModelPart, ModelStage
 from moeframe.model.plan import Weights, build_plan
 from moeframe.model.stages import StagedModel
@@ -116,6 +117,8 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         compute = composition.compute.build(ComputeContext(precision=precision, device=device))
         parts = _parts(composition, compute, dispatcher, meshes)
         model = next(iter(parts.values())) if len(parts) == 1 else StagedModel(list(parts.values()))
+        if recipe.train.compile:
+            compile_phases(model)
         plan = build_plan(model, seed=recipe.train.seed, source=_weights(recipe))
         sharded = composition.sharding.build().shard(model, plan, meshes, precision)
         optimizer = sharded.optimizer(_optimizer_settings(recipe))

@@ -256,8 +256,12 @@ class Trainer:
         ]
 
     def _validation_batches(self) -> Iterator[MicroBatch]:
-        """Yield this rank's share; every rank has the same number of batches, filled up with padding."""
+        """Yield this rank's share; every rank has the same number of batches, filled up with padding.
+
+        Always the same sequences, drawn from all that is held out: the first ones would be those of a file or two.
+        """
         data, size = self._job.validation_data, self._train.micro_batch_size
+        order = DataOrder(data.num_sequences, self._train.seed)
         wanted = min(self._train.eval_sequences, data.num_sequences)
         ranks = self._job.meshes.size("dp")
         rounds = -(-wanted // (ranks * size))
@@ -265,8 +269,8 @@ class Trainer:
             start = (number * ranks + self._job.meshes.rank("dp")) * size
             yield self._stack(
                 [
-                    data.sequence(index) if index < wanted else padding_sequence(self._train.seq_len)
-                    for index in range(start, start + size)
+                    data.sequence(order.index(place)) if place < wanted else padding_sequence(self._train.seq_len)
+                    for place in range(start, start + size)
                 ]
             )
 

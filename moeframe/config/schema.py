@@ -47,7 +47,9 @@ class DispatcherConfig:
     """Which backend moves tokens to experts."""
 
     name: str
+    """The dispatcher, as `moeframe plugins` lists it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that dispatcher."""
     enable_deepep: bool | None = None
     """true demands a dispatcher with the trait `fused`, false one without, null demands nothing; selects nothing."""
 
@@ -57,7 +59,9 @@ class ShardingConfig:
     """How parameters lie on the ranks."""
 
     name: str
+    """The sharding strategy, as `moeframe plugins` lists it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that sharding strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,9 @@ class ScheduleConfig:
     """In which order micro-batches run."""
 
     name: str
+    """The schedule, as `moeframe plugins` lists it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,9 @@ class ComputeConfig:
     """Which backend computes linears, norms, experts and attention."""
 
     name: str
+    """The compute backend, as `moeframe plugins` lists it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that compute backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +89,9 @@ class DataConfig:
     """Where the tokens come from."""
 
     name: str
+    """The data set, as `moeframe plugins` lists it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that data set."""
     repeat: bool = True
     """Start another epoch, in a new seeded order, when the data ends; false: the steps must fit in one epoch."""
 
@@ -94,11 +104,13 @@ class LearningRateConfig:
     """
 
     warmup_steps: int = 0
+    """Steps over which the rate rises linearly; the last of them runs at `optimizer.lr`."""
     constant_steps: int | None = None
     """Steps at the peak after the warm-up; null: to the end of the run (then no decay)."""
     decay_steps: int = 0
     """Length of the cosine from the peak to `min_lr`."""
     min_lr: float = 0.0
+    """Rate at the end of the decay."""
     min_lr_steps: int | None = None
     """Steps at `min_lr` after the decay; null: to the end of the run."""
     final_lr: float | None = None
@@ -110,11 +122,15 @@ class OptimizerConfig:
     """The optimizer."""
 
     name: Literal["adamw"] = "adamw"
+    """The only one."""
     lr: float
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the means of the gradient and of its square."""
     eps: float = 1e-8
+    """Added to the root of the second mean."""
     weight_decay: float = 0.1
+    """Decoupled; of every parameter."""
     clip_grad_norm: float | None = 1.0
     """Global L2 norm to clip to; null: never clip."""
     lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
@@ -125,6 +141,7 @@ class TrainConfig:
     """The loop."""
 
     steps: int
+    """Optimizer steps of the whole run."""
     seq_len: int
     """Tokens in a sequence."""
     global_batch_size: int
@@ -132,6 +149,7 @@ class TrainConfig:
     micro_batch_size: int
     """Sequences of one forward on one rank."""
     seed: int = 0
+    """Decides the initial weights and the order of the data."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """bfloat16: computes in bfloat16 over float32 weights."""
     compile: bool = False
@@ -165,6 +183,7 @@ class LaunchConfig:
     nnodes: int = 1
     """Nodes of the job; more than 1 needs torchrun or Slurm to start it."""
     nproc_per_node: int = 1
+    """Processes on each node; on GPUs each has one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where torch finds a GPU for every local process, else cpu."""
 
@@ -174,7 +193,9 @@ class Recipe:
     """A whole recipe."""
 
     schema_version: Literal[1]
+    """Version of this schema."""
     name: str
+    """Run directories are named after it."""
     model: DeepSeekV3Config
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     dispatcher: DispatcherConfig

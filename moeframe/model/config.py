@@ -20,9 +20,13 @@ class RopeScaling:
     original_max_position_embeddings: int
     """Context length, in tokens, of the training before YaRN."""
     beta_fast: float = 32.0
+    """Frequencies that turn more often than this within the original context stay as they are."""
     beta_slow: float = 1.0
+    """Frequencies that turn less often than this are divided by `factor`; between the two, a ramp."""
     mscale: float = 1.0
+    """Weight of ln(factor) in the magnitude of the rotary part, which `mscale_all_dim` divides again."""
     mscale_all_dim: float = 0.0
+    """Weight of ln(factor) in the scale of all attention scores; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +34,11 @@ class DeepSeekV3Config:
     """One model of the DeepSeek-V3 family (DeepSeek-V2-Lite and Moonlight included)."""
 
     family: Literal["deepseek_v3"] = "deepseek_v3"
+    """The only one."""
     vocab_size: int
+    """Tokens of the vocabulary; the data set must not have more."""
     hidden_size: int
+    """Width of the residual stream."""
     num_hidden_layers: int
     """Decoder layers without the MTP modules."""
     first_k_dense_replace: int
@@ -41,26 +48,41 @@ class DeepSeekV3Config:
     moe_intermediate_size: int
     """Width of one routed expert."""
     n_routed_experts: int
+    """Routed experts of a layer."""
     num_experts_per_tok: int
+    """Routed experts that a token is sent to (top-k)."""
     n_shared_experts: int
     """Fused into one MLP of width n_shared_experts x moe_intermediate_size; 0: none."""
     num_attention_heads: int
+    """Attention heads."""
     q_lora_rank: int | None
-    """null: queries come straight from the hidden state."""
+    """Width of the compressed queries; null: queries come straight from the hidden state."""
     kv_lora_rank: int
+    """Width of the compressed keys and values (MLA)."""
     qk_nope_head_dim: int
+    """Part of a query or key head without rotary positions."""
     qk_rope_head_dim: int
+    """Part of a query or key head with rotary positions; even."""
     v_head_dim: int
+    """Size of a value head."""
     scoring_func: Literal["sigmoid", "softmax"] = "sigmoid"
+    """How the router's logits become scores: sigmoid (V3) or softmax (V2)."""
     topk_method: Literal["noaux_tc", "greedy", "group_limited_greedy"] = "noaux_tc"
     """noaux_tc: bias-corrected, a group's score is the sum of its two best; group_limited_greedy: its best (V2)."""
     n_group: int = 1
+    """Groups that the experts are divided into for routing; a divisor of n_routed_experts."""
     topk_group: int = 1
+    """Groups that a token may choose its experts from."""
     norm_topk_prob: bool = True
+    """Divide the gates of a token by their sum."""
     routed_scaling_factor: float = 1.0
+    """Factor of the gates."""
     rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
+    """YaRN; null: plain rotary positions."""
     max_position_embeddings: int
+    """Longest sequence that the model is made for; train.seq_len must not exceed it."""
     rms_norm_eps: float = 1e-6
     """Of every norm but the two latent norms inside MLA, which always use 1e-6."""
     initializer_range: float = 0.006

@@ -15,6 +15,7 @@ class RopeScaling:
     """YaRN (arXiv 2309.00071) as DeepSeek configures it."""
 
     type: Literal["yarn"] = "yarn"
+    """The only one."""
     factor: float
     """Context length divided by the original one."""
     original_max_position_embeddings: int

@@ -6,7 +6,10 @@ B sequences, S positions, T = B x S tokens, D width, R received rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVarTuple
 
 import torch
 from torch import nn
@@ -16,13 +19,16 @@ from moeframe.model.config import DeepSeekV3Config
 from moeframe.model.counters import LayerCounter
 from moeframe.model.experts import DenseExperts, MixtureExperts
 from moeframe.model.phases import run_phase
+from moeframe.model.recompute import NOTHING, Decisions, Recompute, recomputed
 from moeframe.model.rope import Rotary
 from moeframe.model.router import Router
 from moeframe.model.step_state import StepState
 from moeframe.protocols.compute import Compute
 from moeframe.protocols.dispatcher import Dispatched, Dispatcher, Layout
 
-__all__ = ["Attend", "Attended", "Block", "Parts", "Received"]
+__all__ = ["Attend", "Attended", "Block", "Parts", "Received", "recompute_blocks"]
+
+Outputs = TypeVarTuple("Outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +82,14 @@ class Attend(nn.Module):
         mask: torch.Tensor | None,
         valid_BS: torch.Tensor | None,
         forced_BSK: torch.Tensor | None,
+        decisions: Decisions | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Return (residual, its norm), and in a MoE layer (..., expert ids (T, K), gates (T, K)); no views."""
         residual_BSD = x_BSD + self.attention(self.norm(x_BSD), mask)
         normed_BSD = self.ffn_norm(residual_BSD)
         if self.router is None:
             return residual_BSD, normed_BSD
-        ids_TK, gates_TK = self.router(normed_BSD, valid_BS, forced_BSK)
+        ids_TK, gates_TK = self.router(normed_BSD, valid_BS, forced_BSK, decisions)
         return residual_BSD, normed_BSD, ids_TK, gates_TK
 
 
@@ -100,6 +107,8 @@ class Block(nn.Module):
         self.layer = layer
         self.hands_over_counts = True
         """Give the counts of rows to `experts` on the host too, where the dispatcher knows them there."""
+        self.recompute = NOTHING
+        """What runs again in the backward; all of the block when it is called as a whole, else phase by phase."""
         self._dispatcher = parts.dispatcher
         self.attend = Attend(parts, counter)
         self.experts: DenseExperts | MixtureExperts
@@ -116,9 +125,27 @@ class Block(nn.Module):
         forced_BSK: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the residual stream (B, S, D) after this layer."""
-        attended = self.run_attend(x_BSD, mask, valid_BS, forced_BSK)
-        received = self.run_dispatch(attended)
-        return self.run_combine(attended, received, *self.run_experts(attended, received))
+        decisions = Decisions()
+
+        def until_combine(
+            x_BSD: torch.Tensor,
+        ) -> tuple[Attended, Received | None, torch.Tensor | None, torch.Tensor | None]:
+            attended = self.run_attend(x_BSD, mask, valid_BS, forced_BSK, decisions)
+            received = self.run_dispatch(attended)
+            return attended, received, *self.run_experts(attended, received)
+
+        if self.recompute.block:
+            return self.run_combine(*recomputed(f"layer {self.layer}", until_combine, x_BSD))
+        return self.run_combine(*until_combine(x_BSD))
+
+    def _run(
+        self, phase: Literal["attend", "experts"], function: Callable[..., tuple[*Outputs]], *inputs: Any
+    ) -> tuple[*Outputs]:
+        """Run a phase, as a region that is recomputed when it shall be one of its own."""
+        run = partial(run_phase, phase, self.layer, function)
+        if phase in self.recompute.phases:
+            return recomputed(f"layer {self.layer}, {phase}", run, *inputs)
+        return run(*inputs)
 
     def run_attend(
         self,
@@ -126,20 +153,23 @@ class Block(nn.Module):
         mask: torch.Tensor | None,
         valid_BS: torch.Tensor | None,
         forced_BSK: torch.Tensor | None,
+        decisions: Decisions | None = None,
     ) -> Attended:
         """Run `attend`, and in a MoE layer the dispatcher's `layout`.
 
-        The layout is made outside the module: recomputing `attend` must not exchange counts again.
+        Recomputing takes routing and layout from `decisions`, and so exchanges no counts again.
         """
+        made = Decisions() if decisions is None else decisions
 
         def attend(x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Layout | None]:
-            residual_BSD, normed_BSD, *routing = self.attend(x_BSD, mask, valid_BS, forced_BSK)
+            residual_BSD, normed_BSD, *routing = self.attend(x_BSD, mask, valid_BS, forced_BSK, made)
             if not routing:
                 return residual_BSD, normed_BSD, None, None
             ids_TK, gates_TK = routing
-            return residual_BSD, normed_BSD, gates_TK, self._dispatcher.layout(ids_TK)
+            layout = made.once("layout", lambda: self._dispatcher.layout(ids_TK))
+            return residual_BSD, normed_BSD, gates_TK, layout
 
-        residual_BSD, normed_BSD, gates_TK, layout = run_phase("attend", self.layer, attend, x_BSD)
+        residual_BSD, normed_BSD, gates_TK, layout = self._run("attend", attend, x_BSD)
         return Attended(residual_BSD=residual_BSD, x_BSD=normed_BSD, gates_TK=gates_TK, layout=layout)
 
     def run_dispatch(self, attended: Attended) -> Received | None:
@@ -160,12 +190,11 @@ class Block(nn.Module):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the routed rows (R, D), None in a dense layer, and the shared expert's or the MLP's (B, S, D)."""
         if received is None:
-            (out_BSD,) = run_phase("experts", self.layer, self.experts, attended.x_BSD)
+            (out_BSD,) = self._run("experts", self.experts, attended.x_BSD)
             return None, out_BSD
         dispatched = received.dispatched
-        rows_RD, shared_BSD = run_phase(
+        rows_RD, shared_BSD = self._run(
             "experts",
-            self.layer,
             self.experts,
             attended.x_BSD,
             received.rows_RD,
@@ -196,3 +225,10 @@ class Block(nn.Module):
         if routed_TD is not None:
             out_BSD = out_BSD + routed_TD.view_as(out_BSD)
         return out_BSD
+
+
+def recompute_blocks(model: nn.Module, recompute: Recompute) -> None:
+    """Have every block of a model part run again what `recompute` says, in place."""
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.recompute = recompute

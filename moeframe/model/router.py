@@ -16,6 +16,7 @@ from moeframe.errors import ContractError
 from moeframe.model.balance import balance_sum, inject
 from moeframe.model.config import DeepSeekV3Config
 from moeframe.model.counters import LayerCounter, recomputing
+from moeframe.model.recompute import Decisions
 from moeframe.model.step_state import StepState
 
 __all__ = ["Router", "choose_experts", "require_expert_ids", "within_capacity"]
@@ -100,7 +101,11 @@ class Router(nn.Module):
             self.e_score_correction_bias = None
 
     def forward(
-        self, x_BSD: torch.Tensor, valid_BS: torch.Tensor | None, forced_BSK: torch.Tensor | None
+        self,
+        x_BSD: torch.Tensor,
+        valid_BS: torch.Tensor | None,
+        forced_BSK: torch.Tensor | None,
+        decisions: Decisions | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Route every token.
 
@@ -108,16 +113,18 @@ class Router(nn.Module):
             x_BSD: normed input.
             valid_BS: false for padding, which goes nowhere; None: no padding.
             forced_BSK: expert ids in place of the router's choice; gates still come from the scores.
+            decisions: of the forward, when this call recomputes it: the same experts are chosen, whatever the scores.
 
         Returns:
             Expert ids (T, K) int64, -1 where nothing is sent (padding, over capacity), and gates (T, K), at least
             float32, 0 there.
         """
         config = self._config
+        made = Decisions() if decisions is None else decisions
         batch, length, _ = x_BSD.shape
         scores_TE = self._scores(x_BSD.flatten(0, 1))
         if forced_BSK is None:
-            ids_TK = choose_experts(scores_TE, self.e_score_correction_bias, config)
+            ids_TK = made.once("experts", lambda: choose_experts(scores_TE, self.e_score_correction_bias, config))
         else:
             ids_TK = forced_BSK.flatten(0, 1)
         if valid_BS is not None:
@@ -133,7 +140,7 @@ class Router(nn.Module):
             ids_TK = ids_TK.masked_fill(~kept_BSK.flatten(0, 1), -1)
             dropped = (wanted_TK != ids_TK).sum()
 
-        scores_TE = self._balanced(scores_TE, wanted_TK, places_TK, (batch, length), valid_BS, dropped)
+        scores_TE = self._balanced(scores_TE, wanted_TK, places_TK, (batch, length), valid_BS, dropped, made)
         gates_TK = scores_TE.gather(-1, places_TK)
         if not complete:
             gates_TK = torch.where(wanted_TK >= 0, gates_TK, 0)
@@ -157,6 +164,7 @@ class Router(nn.Module):
         sequences: tuple[int, int],
         valid_BS: torch.Tensor | None,
         dropped: torch.Tensor | None,
+        made: Decisions,
     ) -> torch.Tensor:
         """Count, and return the scores with the gradient of the balance loss behind them."""
         config, state = self._config, self._state
@@ -172,7 +180,7 @@ class Router(nn.Module):
             selected_BE = (
                 counts_BE
                 if config.aux_loss_selection == "routed"
-                else self._raw_counts(scores_TE, valid_BS, sequences[0])
+                else made.once("raw counts", lambda: self._raw_counts(scores_TE, valid_BS, sequences[0]))
             )
             # Counting alone must leave no trace in the graph: a recomputation does not count.
             with torch.set_grad_enabled(injecting):

@@ -1,0 +1,225 @@
+"""A sharding strategy at work on one rank: the toy laid out, its steps run, its results compared with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+
+from moeframe.mesh.build import build_meshes
+from moeframe.mesh.degrees import Degrees
+from moeframe.protocols.precision import DtypeName, Precision
+from moeframe.protocols.sharding import ShardedModel, ShardingTraits
+from moeframe.testing.sharding_causes import require_same_gradients, worst
+from moeframe.testing.sharding_reference import SETTINGS, Batches, Reference
+from moeframe.testing.sharding_toy import Placement, Toy, plan_of
+
+if TYPE_CHECKING:
+    from moeframe.hooks.offers import ShardingOffer
+
+__all__ = ["TOLERANCE", "Bench", "Subject", "describe", "learning_rate", "require"]
+
+TOLERANCE: Mapping[DtypeName, float] = {"float64": 1e-9, "float32": 1e-4}
+"""Largest allowed difference of a tensor, relative to its largest value."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The strategy under test, as it travels to the ranks."""
+
+    offer: ShardingOffer
+    options: Mapping[str, Any]
+    device: str
+
+    def traits(self, precision: DtypeName = "float64") -> ShardingTraits:
+        """Traits of the offer for these options."""
+        return self.offer.traits(self.offer.options(**self.options), Precision.of(precision))
+
+
+def describe(degrees: Degrees) -> str:
+    """Return a layout in words."""
+    axes = {"pp": degrees.pp, "ep": degrees.ep, "dp_replicate": degrees.dp_replicate}
+    return f"world {degrees.world}, " + ", ".join(f"{axis} {size}" for axis, size in axes.items())
+
+
+def require(condition: bool, message: str) -> None:  # noqa: FBT001  # an assertion that survives -O
+    """Raise AssertionError unless `condition`."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def learning_rate(step: int) -> float:
+    """Return the rate of a step; a trainer sets it anew before each."""
+    return SETTINGS.lr / (step + 1)
+
+
+class Bench:
+    """The toy laid out over the ranks of this job, beside the reference.
+
+    Args:
+        subject: the strategy.
+        degrees: of the job.
+        num_experts: of the toy; by default two on each ep rank.
+        batches: the data; by default three micro-batches a step.
+        precision: of the toy; the reference is float64.
+        filled_as: seed of the toy's first values, when they shall differ from the reference's.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        degrees: Degrees,
+        *,
+        num_experts: int | None = None,
+        batches: Batches | None = None,
+        precision: DtypeName = "float64",
+        filled_as: int | None = None,
+    ) -> None:
+        self.degrees = degrees
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self.device = torch.device("cuda", rank) if subject.device == "cuda" else torch.device("cpu")
+        self.meshes = build_meshes(degrees, self.device)
+        self.precision = Precision.of(precision)
+        self.tolerance = TOLERANCE.get(precision, 0.0)
+        self.place = f"{describe(degrees)}, rank {rank}"
+        count = num_experts or 2 * degrees.ep
+        self.batches = replace(batches or Batches(data_ranks=1), data_ranks=degrees.data_ranks)
+        self.stage = self.meshes.rank("pp")
+        self.reference = Reference(count, self.batches, stage=self.stage)
+        placement = Placement(
+            num_experts=count,
+            ep_size=self.meshes.size("ep"),
+            ep_rank=self.meshes.rank("ep"),
+            ep_group=self.meshes.group("ep"),
+        )
+        with torch.device("meta"):
+            model = Toy(placement)
+        filled = self.stage if filled_as is None else filled_as
+        self.plan = plan_of(model, placement, self.precision.dtype("parameters"), stage=filled)
+        strategy = subject.offer.build(subject.offer.options(**subject.options))
+        self.sharded: ShardedModel = strategy.shard(model, self.plan, self.meshes, self.precision)
+        self.roles = {name: parameter.role for name, parameter in self.plan.parameters.items()}
+
+    def forward(self, step: int, micro_batch: int, *, by_phases: bool = False) -> torch.Tensor:
+        """Return this rank's part of the loss of a micro-batch."""
+        ids_T = self.batches.ids(step, micro_batch, self.meshes.rank("dp"))
+        dtype, module = self.precision.dtype("compute"), self.sharded.module
+        if by_phases:
+            logits_TV = Toy.by_phases.__get__(module)(ids_T.to(self.device), dtype)
+        else:
+            logits_TV = module(ids_T.to(self.device), dtype, seldom=self.batches.uses_seldom(micro_batch))
+        return self.batches.loss(logits_TV.to(self.precision.dtype("high")), ids_T.to(self.device))
+
+    def backward(self, step: int, *, by_phases: bool = False) -> None:
+        """Run every micro-batch of a step and finish the gradients."""
+        for micro_batch in range(self.batches.micro_batches):
+            self.forward(step, micro_batch, by_phases=by_phases).backward()  # type: ignore[no-untyped-call]
+        self.sharded.finish_gradients()
+
+    def loss(self, step: int) -> float:
+        """Return the loss of a step over all data ranks, without gradients, as validation does."""
+        with torch.no_grad():
+            losses = [self.forward(step, micro_batch) for micro_batch in range(self.batches.micro_batches)]
+            total = torch.stack(losses).sum()
+            group = self.meshes.group("dp")
+            if group is not None:
+                dist.all_reduce(total, group=group)
+        return float(total)
+
+    def train(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Run a step on both sides, clipped to half the norm; parameters are compared by `require_parameters`."""
+        gradients = self.reference.gradients(step)
+        self.backward(step)
+        norm = self.sharded.clip_(None)
+        self.sharded.clip_(float(norm) / 2)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.reference.update({name: gradient / 2 for name, gradient in gradients.items()}, learning_rate(step))
+
+    def local(self, found: Tensors) -> dict[str, torch.Tensor]:
+        """Return what `full_gradients` and `full_parameters` must give here: of experts the local ones."""
+        size, rank = self.meshes.size("ep"), self.meshes.rank("ep")
+        return {name: t.chunk(size)[rank] if self.roles[name] == "expert" else t for name, t in found.items()}
+
+    def partial_sums(self, step: int) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what gradients would be if only the ranks along one axis were added up, by which ranks."""
+        each = [self.reference.part(step, rank) for rank in range(self.degrees.data_ranks)]
+        me = self.meshes.rank("dp")
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        if len(each) > 1:
+            found["this rank"] = self.local(each[me])
+        at = self.degrees.coordinates(me)
+        for axis, fixed in _LINES.items():
+            line = [
+                part
+                for rank, part in enumerate(each)
+                if all(self.degrees.coordinates(rank)[other] == at[other] for other in fixed)
+            ]
+            if 1 < len(line) < len(each):
+                sums = {name: torch.stack([part[name] for part in line]).sum(0) for name in each[0]}
+                found[f"the ranks of {axis}"] = self.local(sums)
+        return found
+
+    def require_gradients(self, step: int, what: str = "") -> dict[str, torch.Tensor]:
+        """Require that full gradients are those of one process; return them."""
+        found = self.sharded.full_gradients()
+        self._require_names(found, "full_gradients")
+        self._require_dtypes(found, "full_gradients")
+        require_same_gradients(
+            _on_cpu(found),
+            self.local(self.reference.gradients(step)),
+            self.partial_sums(step),
+            self.roles,
+            place=f"{self.place}{what}",
+            degrees=self.degrees,
+            micro_batches=self.batches.micro_batches,
+            tolerance=self.tolerance,
+        )
+        return found
+
+    def require_parameters(self, what: str) -> None:
+        """Require that full parameters are those of the reference."""
+        found = self.sharded.full_parameters()
+        self._require_names(found, "full_parameters")
+        self._require_dtypes(found, "full_parameters")
+        self.require_close(found, self.local(self.reference.parameters), f"parameters {what}")
+
+    def require_close(self, found: Tensors, wanted: Tensors, what: str) -> None:
+        """Require equal tensors within the tolerance, else name the first that differ."""
+        wrong = []
+        for name, expected in wanted.items():
+            if found[name].shape != expected.shape:
+                wrong.append(f"{name} has shape {tuple(found[name].shape)}, expected {tuple(expected.shape)}")
+            elif (difference := worst(found[name].cpu(), expected)).exceeds(self.tolerance):
+                wrong.append(f"{name} ({self.roles.get(name, 'buffer')}) {difference}")
+        listed = "; ".join(wrong[:3])
+        require(not wrong, f"{self.place}: {what}: {len(wrong)} of {len(wanted)} differ from one process: {listed}")
+
+    def _require_names(self, found: Tensors, method: str) -> None:
+        missing, unknown = sorted(self.roles.keys() - found.keys()), sorted(found.keys() - self.roles.keys())
+        require(not missing and not unknown, f"{self.place}: {method} misses {missing} and adds {unknown}")
+
+    def _require_dtypes(self, found: Tensors, method: str) -> None:
+        wanted = self.precision.dtype("parameters")
+        wrong = {name: str(tensor.dtype) for name, tensor in found.items() if tensor.dtype != wanted}
+        require(not wrong, f"{self.place}: {method} must give {wanted} in every precision, but gives {wrong}")
+
+
+_LINES: Mapping[str, tuple[str, ...]] = {
+    "ep": ("edp",),
+    "edp": ("ep",),
+    "dp_shard": ("dp_replicate",),
+    "dp_replicate": ("dp_shard",),
+}
+"""The ranks of an axis are those that agree on these."""
+
+
+def _on_cpu(found: Tensors) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in found.items()}

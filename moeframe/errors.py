@@ -89,8 +89,13 @@ class RecipeError(UserInputError):
 class PluginError(UserInputError):
     """A plugin is broken, or what was asked of it cannot be had."""
 
+    def __reduce__(self) -> tuple[type[PluginError], tuple[object, ...]]:
+        """Pickle by the fields of the dataclass, so that the error can cross processes."""
+        names = getattr(self, "__dataclass_fields__", {})
+        return type(self), tuple(getattr(self, name) for name in names) or self.args
 
-@dataclass
+
+@dataclass(eq=False)
 class PluginLoadError(PluginError):
     """A plugin could not be loaded or registered. The cause is in ``__cause__`` when there is one."""
 
@@ -104,7 +109,7 @@ class PluginLoadError(PluginError):
         return self.message
 
 
-@dataclass
+@dataclass(eq=False)
 class UnknownOfferError(PluginError):
     """No plugin offers the name that was asked for; `offered` lists what there is."""
 
@@ -118,7 +123,7 @@ class UnknownOfferError(PluginError):
         return self.message
 
 
-@dataclass
+@dataclass(eq=False)
 class DuplicateOfferError(PluginError):
     """Two plugins offer the name that was asked for; `distributions` names both."""
 
@@ -132,7 +137,7 @@ class DuplicateOfferError(PluginError):
         return self.message
 
 
-@dataclass
+@dataclass(eq=False)
 class UnavailableOfferError(PluginError):
     """The backend is offered, but this machine or this job cannot use it; `reasons` says why and what to do."""
 

@@ -16,7 +16,7 @@ from types import FrameType
 
 from moeframe.launch.environment import process_environment
 
-__all__ = ["Outcome", "run_local"]
+__all__ = ["Outcome", "die_with_parent", "run_local"]
 
 GRACE_S = 3.0
 """After a failure the other ranks get this long to write their own report, then SIGKILL."""
@@ -38,8 +38,8 @@ class Outcome:
     received: int
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this child when its parent dies, so that no rank is orphaned. Linux only."""
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, so that no rank is orphaned. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -99,7 +99,7 @@ def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s
                     stdout=output,
                     stderr=subprocess.STDOUT if output is not None else None,
                     start_new_session=True,  # a Ctrl-C reaches this process only, which passes it on
-                    preexec_fn=_die_with_parent,  # noqa: PLW1509
+                    preexec_fn=die_with_parent,  # noqa: PLW1509
                 )
             )
         first_failed = _wait_for_all(processes, grace_s)

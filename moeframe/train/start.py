@@ -15,7 +15,7 @@ from moeframe.config.compose import Composition
 from moeframe.config.schema import Recipe
 from moeframe.errors import JobFailedError, TopologyError, UserInputError
 from moeframe.launch.environment import World, detect
-from moeframe.launch.local import Outcome, run_local
+from moeframe.launch.local import Outcome, die_with_parent, run_local
 from moeframe.train.curves import try_to_draw
 from moeframe.train.failure import read_failures
 from moeframe.train.progress import duration
@@ -139,6 +139,7 @@ def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | No
     from moeframe.train.worker import work
 
     def rank() -> int:
+        die_with_parent()
         with joined(world, choose_device(recipe.launch.device, world)):
             opened = _on_rank_0(world, lambda: open_run(recipe, resume, world))
             held = locked(opened.run_dir)

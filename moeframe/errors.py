@@ -49,8 +49,8 @@ class Location:
 class Problem:
     """One thing wrong with a recipe.
 
-    `path` is the dotted key (``parallel.ep``; "" is the whole file), `message` says what was given and which rule it breaks
-    with the rule's numbers, `fix` says the way out, `where` is the place in the source when one is known.
+    `path` is the dotted key (``parallel.ep``; "" is the whole file), `message` says what was given and which rule it
+    breaks with the rule's numbers, `fix` says the way out, `where` is the place in the source when one is known.
     """
 
     path: str

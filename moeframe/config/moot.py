@@ -38,6 +38,18 @@ _SWITCHES: Final = (
         instead="set train.eval_every to the number of steps between validations",
     ),
     _Switch(
+        key="train.recompute",
+        off=lambda r: r.train.recompute != "selective",
+        keys=("train.recompute_phases",),
+        instead="set train.recompute to selective",
+    ),
+    _Switch(
+        key="debug.ledger",
+        off=lambda r: not r.debug.ledger,
+        keys=("debug.ledger_timeout_s",),
+        instead="set debug.ledger to true",
+    ),
+    _Switch(
         key=f"{_SCHEDULE}.constant_steps",
         off=lambda r: r.optimizer.lr_schedule.constant_steps is None and r.optimizer.lr_schedule.decay_steps > 0,
         keys=(f"{_SCHEDULE}.decay_steps",),

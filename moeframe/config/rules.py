@@ -40,7 +40,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "optimizer.lr_schedule.decay_steps": 0,
     "optimizer.lr_schedule.min_lr_steps": 0,
 }
-_POSITIVE: Final = ("optimizer.lr", "optimizer.eps", "optimizer.clip_grad_norm")
+_POSITIVE: Final = ("optimizer.lr", "optimizer.eps", "optimizer.clip_grad_norm", "debug.ledger_timeout_s")
 _NOT_NEGATIVE: Final = ("optimizer.weight_decay", "optimizer.lr_schedule.min_lr", "optimizer.lr_schedule.final_lr")
 _MAX_SEED: Final = 2**63 - 1
 _MAX_INT: Final = 2**31 - 1
@@ -137,6 +137,16 @@ def _learning_rates(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+def _recompute_phases(recipe: Recipe) -> Iterator[Problem]:
+    phases = recipe.train.recompute_phases
+    if len(set(phases)) != len(phases) or not phases:
+        yield Problem(
+            path="train.recompute_phases",
+            message=f"given [{', '.join(phases)}]; must name one phase or more, each once.",
+            fix="Phases that can be recomputed: attend, experts." + (" Or use train.recompute=none." * (not phases)),
+        )
+
+
 def _context_length(recipe: Recipe) -> Iterator[Problem]:
     longest = recipe.model.max_position_embeddings
     if recipe.train.seq_len > longest:
@@ -188,6 +198,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *(_not_negative(key) for key in _NOT_NEGATIVE),
     _betas,
     _learning_rates,
+    _recompute_phases,
     _context_length,
     _mesh,
     _batch,

@@ -13,6 +13,7 @@ __all__ = [
     "CheckpointConfig",
     "ComputeConfig",
     "DataConfig",
+    "DebugConfig",
     "DispatcherConfig",
     "LaunchConfig",
     "LearningRateConfig",
@@ -154,6 +155,11 @@ class TrainConfig:
     """bfloat16: computes in bfloat16 over float32 weights."""
     compile: bool = False
     """torch.compile of the phases `attend` and `experts`; the first step takes minutes."""
+    recompute: Literal["none", "full", "selective"] = "none"
+    """What runs again in the backward to save memory. full: whole decoder layers, which sends every token to its
+    experts once more; selective: the phases of `recompute_phases`, which sends nothing."""
+    recompute_phases: tuple[Literal["attend", "experts"], ...] = ("attend", "experts")
+    """Phases of a layer that `selective` runs again. attend: norms, attention, router; experts: all expert products."""
     eval_every: int = 0
     """Validate after every so many steps and at the end; 0: never."""
     eval_sequences: int = 64
@@ -189,6 +195,19 @@ class LaunchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    """Costly checks of a running job. They change no number."""
+
+    poison: bool = False
+    """Fill memory that was allocated but not yet written with NaN, and stop at the first phase that lets one through.
+    Tokens per second fall."""
+    ledger: bool = False
+    """Compare every collective between its ranks before data moves. All collectives wait for one another then."""
+    ledger_timeout_s: float = 120.0
+    """Seconds that the ledger waits for a rank that does not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A whole recipe."""
 
@@ -207,6 +226,7 @@ class Recipe:
     train: TrainConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
     @property
     def world_size(self) -> int:

@@ -213,12 +213,12 @@ class Block(nn.Module):
     ) -> torch.Tensor:
         """Bring expert outputs home and add everything to the residual stream."""
 
-        def combine(rows_RD: torch.Tensor | None) -> tuple[torch.Tensor | None]:
+        def combine(rows_RD: torch.Tensor | None, received: Received | None) -> tuple[torch.Tensor | None]:
             if rows_RD is None or received is None:
                 return (None,)
             return (self._dispatcher.combine(rows_RD, received.dispatched),)
 
-        (routed_TD,) = run_phase("combine", self.layer, combine, rows_RD)
+        (routed_TD,) = run_phase("combine", self.layer, combine, rows_RD, received)
         out_BSD = attended.residual_BSD
         if own_BSD is not None:
             out_BSD = out_BSD + own_BSD

@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, TypeVarTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias, TypeVarTuple
 
 import torch
 
 from moeframe import trace
 
-__all__ = ["run_phase"]
+__all__ = ["InspectGradients", "InspectPhase", "inspecting", "run_phase"]
 
 Outputs = TypeVarTuple("Outputs")
 
+InspectGradients: TypeAlias = Callable[[Mapping[int, torch.Tensor]], None]
+"""Looks at the gradients that a phase gives its inputs, by position; those of other users of an input are not in it."""
+InspectPhase: TypeAlias = Callable[[trace.Phase, tuple[Any, ...], tuple[Any, ...]], InspectGradients]
+"""Looks at inputs and outputs of a phase that has run forward; returns who shall look at its backward."""
+
+_Report: TypeAlias = Callable[[tuple[torch.Tensor | None, ...]], None]
+
+_inspector: InspectPhase | None = None
+
+
+@contextmanager
+def inspecting(inspector: InspectPhase) -> Iterator[None]:
+    """Have `inspector` look at every phase that runs inside the block, in this process; one at a time."""
+    global _inspector
+    before, _inspector = _inspector, inspector
+    try:
+        yield
+    finally:
+        _inspector = before
+
 
 class _Mark(torch.autograd.Function):
-    """The identity on several tensors; its backward runs once all their gradients are there, and reports that."""
+    """The identity on several tensors; its backward runs once all their gradients are there, and reports them."""
 
     @staticmethod
-    def forward(ctx: Any, report: Callable[[], None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, report: _Report, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.report = report
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        ctx.report()
+        ctx.report(grads)
         return (None, *grads)
 
 
 class _BackwardSpan:
-    """A span that opens when gradients reach a phase's outputs and closes when they leave its inputs."""
+    """A span that opens when gradients reach a phase's outputs and closes when they leave its inputs.
 
-    def __init__(self, phase: trace.Phase, layer: int) -> None:
-        self._phase, self._layer = phase, layer
+    Gradients are looked at before it closes: `places` says which inputs they belong to.
+    """
+
+    def __init__(self, phase: trace.Phase, layer: int, places: list[int]) -> None:
+        self._phase, self._layer, self._places = phase, layer, places
         self._open: AbstractContextManager[None] | None = None
+        self.inspect: InspectGradients | None = None
 
-    def enter(self) -> None:
+    def enter(self, _: tuple[torch.Tensor | None, ...]) -> None:
         self._open = trace.span(layer=self._layer, phase=self._phase, direction="backward")
         self._open.__enter__()
 
-    def leave(self) -> None:
+    def leave(self, grads: tuple[torch.Tensor | None, ...]) -> None:
+        if self.inspect is not None:
+            found = zip(self._places, grads, strict=True)
+            self.inspect({place: grad for place, grad in found if grad is not None})
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
@@ -50,8 +77,12 @@ def _needs_gradient(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _marked(values: tuple[Any, ...], report: Callable[[], None]) -> tuple[Any, ...]:
-    places = [place for place, value in enumerate(values) if _needs_gradient(value)]
+def _places(values: tuple[Any, ...]) -> list[int]:
+    return [place for place, value in enumerate(values) if _needs_gradient(value)]
+
+
+def _marked(values: tuple[Any, ...], report: _Report) -> tuple[Any, ...]:
+    places = _places(values)
     if not places:
         return values
     marked = list(values)
@@ -65,13 +96,19 @@ def run_phase(
 ) -> tuple[*Outputs]:
     """Run ``function(*inputs)`` inside a span and return its outputs.
 
-    When someone listens and an input needs a gradient, identity marks on inputs and outputs report the backward too.
-    Tensors that need gradients must be inputs and outputs themselves, not parts of other objects.
+    When someone listens or inspects and an input needs a gradient, identity marks on inputs and outputs report the
+    backward too. Tensors that need gradients must be inputs and outputs themselves, not parts of other objects.
     """
     with trace.span(layer=layer, phase=phase):
-        traced = trace.listening() and torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
-        if not traced:
-            return function(*inputs)
-        span = _BackwardSpan(phase, layer)
-        outputs: Any = _marked(function(*_marked(inputs, span.leave)), span.enter)
-        return outputs  # type: ignore[no-any-return]
+        inspector = _inspector
+        watched = trace.listening() or inspector is not None
+        if not (watched and torch.is_grad_enabled() and any(map(_needs_gradient, inputs))):
+            outputs = function(*inputs)
+            if inspector is not None:
+                inspector(phase, inputs, outputs)
+            return outputs
+        span = _BackwardSpan(phase, layer, _places(inputs))
+        marked: Any = function(*_marked(inputs, span.leave))
+        if inspector is not None:
+            span.inspect = inspector(phase, inputs, marked)
+        return _marked(marked, span.enter)  # type: ignore[return-value]

@@ -16,15 +16,18 @@ import torch
 
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import LoadedRecipe, read_recipe, with_overrides
-from moeframe.config.schema import Recipe
+from moeframe.config.schema import Recipe, TrainConfig
+from moeframe.debug.poison import poisoned
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import PluginHost, build_plugin_manager
 from moeframe.launch.environment import World
 from moeframe.launch.group import choose_device, joined, this_process
 from moeframe.mesh.build import build_meshes
+from moeframe.model.block import recompute_blocks
 from moeframe.model.compiling import compile_phases
 from moeframe.model.deepseek_v3 import DeepSeekV3, ModelPart, ModelStage
 from moeframe.model.plan import Weights, build_plan
+from moeframe.model.recompute import Recompute
 from moeframe.model.stages import StagedModel
 from moeframe.model.step_state import StepState
 from moeframe.protocols.compute import Compute, ComputeContext
@@ -111,12 +114,15 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
     recipe, precision = composition.recipe, composition.precision
     with ExitStack() as stack:
         stack.enter_context(joined(world, device))
+        if recipe.debug.poison:
+            stack.enter_context(poisoned())
         meshes = build_meshes(composition.degrees, device)
         dispatcher = composition.dispatcher.build(_dispatcher_context(composition, meshes))
         stack.callback(dispatcher.release)
         compute = composition.compute.build(ComputeContext(precision=precision, device=device))
         parts = _parts(composition, compute, dispatcher, meshes)
         model = next(iter(parts.values())) if len(parts) == 1 else StagedModel(list(parts.values()))
+        recompute_blocks(model, _recompute(recipe.train))
         if recipe.train.compile:
             compile_phases(model)
         plan = build_plan(model, seed=recipe.train.seed, source=_weights(recipe))
@@ -191,6 +197,11 @@ def _parts(composition: Composition, compute: Compute, dispatcher: Dispatcher, m
             )
             for stage in mine
         }
+
+
+def _recompute(train: TrainConfig) -> Recompute:
+    phases = train.recompute_phases if train.recompute == "selective" else ()
+    return Recompute(block=train.recompute == "full", phases=frozenset(phases))
 
 
 def _weights(recipe: Recipe) -> Weights | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moeframe import trace
+from moeframe.debug.poison import require_written_gradients
 from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
 from moeframe.protocols.loads import LayerLoad
@@ -190,6 +191,8 @@ class Trainer:
         result = job.schedule.run_step(job.stages, micro_batches)
         with trace.span(phase="gradients"):
             job.sharded.finish_gradients()
+            if job.recipe.debug.poison:
+                require_written_gradients(job.model)
             norm = job.sharded.clip_(job.recipe.optimizer.clip_grad_norm)
         return Computed(tokens=tokens, result=result, grad_norm=norm)
 

@@ -1,0 +1,1 @@
+"""Costly checks of a running job: poisoned memory, and a ledger of collectives."""

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
 import nox
 
 nox.needs_version = ">=2024.10"
-nox.options.sessions = ["lint", "types", "layers", "tests"]
+nox.options.sessions = ["lint", "types", "layers", "tests", "docs", "wheel"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
 
-PINNED = ("-c", "constraints.txt")
-CODE = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "noxfile.py")
+ROOT: Final = Path(__file__).parent
+PINNED: Final = ("-c", "constraints.txt")
+CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "noxfile.py")
+PYTEST: Final = ("python", "-m", "pytest")
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
+LOWEST_TORCH: Final = "MOEFRAME_MINIMUMS_TORCH"
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests on the CPU; arguments go to pytest."""
+    """Run the tests on the CPU, all but those of `docs`; arguments go to pytest."""
     session.install(*PINNED, "-e", ".[test]", "-e", "./compat")
-    session.run("python", "-m", "pytest", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(*PYTEST, *(session.posargs or ("--ignore=tests/docs",)), env=ONE_THREAD)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Run every command and read every snippet of README.md and docs/; arguments go to pytest."""
+    session.install(*PINNED, "-e", ".[test]", "-e", "./compat")
+    session.run(*PYTEST, *(session.posargs or ("tests/docs",)), env=ONE_THREAD)
 
 
 @nox.session
@@ -41,3 +57,48 @@ def layers(session: nox.Session) -> None:
     session.install(*PINNED, "import-linter")
     session.install("--no-deps", "-e", ".", "-e", "./compat")
     session.run("lint-imports")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build what users install, install it outside of the repository, and train two steps with it there.
+
+    The wheels are built from the source distributions, which proves that those are complete.
+    """
+    session.install(*PINNED, "hatchling")
+    with tempfile.TemporaryDirectory(prefix="moeframe-wheel-") as folder:
+        elsewhere = Path(folder)
+        for project in (ROOT, ROOT / "compat"):
+            session.chdir(project)
+            session.run("python", "-m", "hatchling", "build", "-t", "sdist", "-d", folder)
+        session.chdir(elsewhere)
+        sources = sorted(map(str, elsewhere.glob("*.tar.gz")))
+        session.run("python", "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, *sources)
+        session.run("python", "-m", "venv", "venv")
+        python = str(elsewhere / "venv" / "bin" / "python")
+        wheels = sorted(map(str, elsewhere.glob("*.whl")))
+        pinned = ("-c", str(ROOT / "constraints.txt"))
+        session.run(python, "-m", "pip", "install", *pinned, *wheels, external=True)
+        check = str(ROOT / "tests" / "wheel" / "installed.py")
+        session.run(python, check, str(ROOT), *sources, external=True, env={"PYTHONPATH": "", **ONE_THREAD})
+
+
+@nox.session(default=False)
+def minimums(session: nox.Session) -> None:
+    """Run the tests on the lowest version of every dependency that pyproject.toml admits; arguments go to pytest.
+
+    Of torch it takes the version in constraints.txt, because the usual index has the lowest one only as a build with
+    several GB of CUDA. Where pip can get a CPU build of it, name it, in any form that pip takes (a version, a file):
+    ``MOEFRAME_MINIMUMS_TORCH=torch==2.11.0 nox -s minimums``. The session says which torch it has tested.
+    """
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(need for extra in sorted(extras) for need in extras[extra])]
+    lowest = [need.replace(">=", "==") for need in needed if not need.startswith(("moeframe[", "torch>"))]
+    torch = os.environ.get(LOWEST_TORCH)
+    if torch is None:
+        pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        torch = next(pin for pin in pins if pin.startswith("torch=="))
+    session.install(*lowest, torch, "-e", ".[test]", "-e", "./compat")
+    session.run("python", "-m", "pip", "list")
+    session.run(*PYTEST, *session.posargs, env=ONE_THREAD)

@@ -16,7 +16,7 @@ nox.options.error_on_missing_interpreters = True
 
 ROOT: Final = Path(__file__).parent
 PINNED: Final = ("-c", "constraints.txt")
-CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "noxfile.py")
+CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "docs", "noxfile.py")
 PYTEST: Final = ("python", "-m", "pytest")
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 LOWEST_TORCH: Final = "MOEFRAME_MINIMUMS_TORCH"

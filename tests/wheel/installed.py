@@ -53,7 +53,7 @@ def require_working_plugins() -> None:
     listing = json.loads(moeframe("plugins", "--json"))
     assert listing["broken"] == [], listing["broken"]
     unusable = [offer["name"] for offer in listing["offers"] if not offer["usable"]]
-    print("not usable here:", ", ".join(unusable) or "none")
+    sys.stdout.write(f"not usable here: {', '.join(unusable) or 'none'}\n")
     kinds = {offer["kind"] for offer in listing["offers"] if offer["usable"]}
     assert kinds == {"dispatcher", "sharding", "schedule", "compute", "data"}, kinds
 
@@ -66,8 +66,8 @@ def main(repository: str, *sources: str) -> None:
         with tarfile.open(source) as archive:
             archive.extractall("sources", filter="data")
     (recipe,) = Path("sources").glob("*/recipes/quickstart.yaml")
-    print(moeframe("check", str(recipe)))
-    print(moeframe("run", str(recipe), *SMALL))
+    sys.stdout.write(moeframe("check", str(recipe)))
+    sys.stdout.write(moeframe("run", str(recipe), *SMALL))
     (metrics,) = Path("runs").glob("quickstart/*/metrics.jsonl")
     steps = [json.loads(line)["step"] for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert steps == [1, 2], steps

@@ -76,7 +76,7 @@ def explain_gradient(
             return f"the sum over {what} only: the rest is not added"
     ratio = float((found * wanted).sum() / wanted.square().sum()) if bool(wanted.any()) else 0.0
     if worst(found, ratio * wanted).exceeds(tolerance):
-        return f"not a multiple ({worst(found, wanted)}): other parameters' gradients or only some ranks' are in it"
+        return "no multiple of the right one: it holds other parameters' gradients, or those of some ranks only"
     return f"×{ratio:.3f}{_named(ratio, {**sizes(degrees), 'micro-batches': micro_batches})}"  # noqa: RUF001
 
 
@@ -122,7 +122,10 @@ def require_same_gradients(
         kind = "expert" if roles[name] == "expert" else "dense"
         wrong.setdefault((kind, text), []).append(name)
     if wrong:
-        lines = [f"{kind} {_listed(names)}: {text}" for (kind, text), names in wrong.items()]
+        lines = [
+            f"{kind} {_listed(names)}: {text} (the first is {worst(found[names[0]], wanted[names[0]])})"
+            for (kind, text), names in wrong.items()
+        ]
         raise AssertionError(f"{place}: gradients differ from one process. " + "; ".join(lines))
 
 

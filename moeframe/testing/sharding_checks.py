@@ -135,7 +135,8 @@ def check_load(subject: Subject, degrees: Degrees, folder: Path, num_experts: in
         reference.update({n: g / 2 for n, g in reference.gradients(step).items()}, learning_rate(step))
     reference.batches = bench.batches
     optimizer = bench.sharded.optimizer(SETTINGS)
-    state = _require_global_state(bench, optimizer)
+    # Copies, so that nothing changes before the strategy is asked to.
+    state = _cloned(_require_global_state(bench, optimizer))
     load(state, checkpoint_id=folder)
     bench.sharded.load_state_dict(state["model"])
     bench.sharded.load_optimizer_state_dict(optimizer, state["optimizer"])
@@ -148,6 +149,10 @@ def check_load(subject: Subject, degrees: Degrees, folder: Path, num_experts: in
         bench.require_close(found, {n: held[key] for n, held in reference.moments().items()}, f"{key} after a load")
     bench.train(optimizer, 2)
     bench.require_parameters("one step after a load")
+
+
+def _cloned(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: _cloned(value) if isinstance(value, dict) else value.detach().clone() for key, value in state.items()}
 
 
 def _require_global_state(bench: Bench, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Reference:
     def __init__(self, num_experts: int, batches: Batches, *, stage: int = 0) -> None:
         """Fill the model as `plan_of` fills the shards of one."""
         self.batches = batches
+        self._parts: dict[tuple[Batches, int, int], dict[str, torch.Tensor]] = {}
         placement = Placement(num_experts=num_experts)
         with torch.device("meta"):
             self.model = Toy(placement)
@@ -73,13 +74,18 @@ class Reference:
 
     def part(self, step: int, data_rank: int) -> dict[str, torch.Tensor]:
         """Return the gradients that the tokens of one rank give in a step; the whole gradient is their sum."""
+        known = self._parts.get((self.batches, step, data_rank))
+        if known is not None:
+            return known
         self.model.zero_grad(set_to_none=False)
         for micro_batch in range(self.batches.micro_batches):
             self._loss(step, micro_batch, data_rank).backward()  # type: ignore[no-untyped-call]
-        return {
+        found = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for name, parameter in self.model.named_parameters()
         }
+        self._parts[self.batches, step, data_rank] = found
+        return found
 
     def gradients(self, step: int) -> dict[str, torch.Tensor]:
         """Return whole gradients of a step."""
@@ -102,6 +108,7 @@ class Reference:
         for name, parameter in self.model.named_parameters():
             parameter.grad = gradients[name].clone()
         self._optimizer.step()
+        self._parts.clear()
 
     def moments(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return AdamW's state by parameter name, as `optimizer_state_dict` names it."""

@@ -164,13 +164,15 @@ class _Block(nn.Module):
         group = self.placement.ep_group
         if group is None:
             routed_TD, shared_TD = self.experts(x_TD, x_TD, gates_TE)
-            out_TD: torch.Tensor = x_TD + shared_TD + routed_TD
-            return out_TD
+            return self._sum(x_TD, shared_TD, routed_TD)
         rows_RD, gates_RE = _gather(x_TD, group), _gather(gates_TE, group)
         mine_RE = gates_RE.chunk(self.placement.ep_size, dim=1)[self.placement.ep_rank]
         routed_RD, shared_TD = self.experts(x_TD, rows_RD, mine_RE)
-        out_TD = x_TD + shared_TD + _sum_and_split(routed_RD, group)
-        return out_TD
+        return self._sum(x_TD, shared_TD, _sum_and_split(routed_RD, group))
+
+    @staticmethod
+    def _sum(x_TD: torch.Tensor, shared_TD: torch.Tensor, routed_TD: torch.Tensor) -> torch.Tensor:
+        return x_TD + shared_TD + routed_TD
 
 
 def _gather(x_TD: torch.Tensor, group: ProcessGroup) -> torch.Tensor:

@@ -16,7 +16,13 @@ from moeframe.protocols.sharding import Meshes
 from moeframe.testing.ranks import RankError, RankPool
 
 CPU = torch.device("cpu")
-PAIRS = [("dp_replicate", "dp_shard"), ("edp", "ep"), ("ep", "edp")]
+SEVERAL = [
+    ("dp_replicate", "dp_shard"),
+    ("edp", "ep"),
+    ("ep", "edp"),
+    ("dp_replicate", "edp_shard"),
+    ("ep", "dp_replicate", "edp_shard"),
+]
 
 
 def degrees_of(layout: tuple[int, int, int, int]) -> Degrees:
@@ -25,7 +31,7 @@ def degrees_of(layout: tuple[int, int, int, int]) -> Degrees:
 
 
 def describe(layout: tuple[int, int, int, int]) -> dict[str, Any]:
-    """What one rank sees: for every axis its ranks, size, coordinate and a sum over the group; the 2D meshes."""
+    """What one rank sees: for every axis its ranks, size, coordinate and a sum over the group; the meshes over several."""
     meshes: Meshes = build_meshes(degrees_of(layout), CPU, timeout=timedelta(seconds=30))
     seen: dict[str, Any] = {}
     for axis in AXES:
@@ -38,12 +44,12 @@ def describe(layout: tuple[int, int, int, int]) -> dict[str, Any]:
         assert mesh.get_group() is group
         assert (mesh.size(), mesh.get_local_rank()) == (meshes.size(axis), meshes.rank(axis))
         seen[axis] = (dist.get_process_group_ranks(group), meshes.size(axis), meshes.rank(axis), int(total))
-    for pair in PAIRS:
-        mesh = meshes.mesh(*pair)
-        assert [mesh.get_group(axis) for axis in pair] == [meshes.group(axis) for axis in pair]
+    for axes in SEVERAL:
+        mesh = meshes.mesh(*axes)
+        assert [mesh.get_group(axis) for axis in axes] == [meshes.group(axis) for axis in axes]
         assert mesh.get_coordinate() is not None
-        assert tuple(mesh.get_coordinate() or ()) == tuple(meshes.rank(axis) for axis in pair)
-        seen["x".join(pair)] = mesh.mesh.tolist()
+        assert tuple(mesh.get_coordinate() or ()) == tuple(meshes.rank(axis) for axis in axes)
+        seen["x".join(axes)] = mesh.mesh.tolist()
     return seen
 
 
@@ -55,6 +61,7 @@ LINES: dict[tuple[int, int, int, int], dict[str, list[list[int]]]] = {
         "dp": [[0, 1, 2, 3]],
         "ep": [[0, 1], [2, 3]],
         "edp": [[0, 2], [1, 3]],
+        "edp_shard": [[0, 2], [1, 3]],
     },
     (4, 2, 1, 2): {
         "pp": [[0, 2], [1, 3]],
@@ -63,6 +70,7 @@ LINES: dict[tuple[int, int, int, int], dict[str, list[list[int]]]] = {
         "dp": [[0, 1], [2, 3]],
         "ep": [[0, 1], [2, 3]],
         "edp": [[0], [1], [2], [3]],
+        "edp_shard": [[0], [1], [2], [3]],
     },
     (4, 1, 2, 2): {
         "pp": [[0], [1], [2], [3]],
@@ -71,6 +79,7 @@ LINES: dict[tuple[int, int, int, int], dict[str, list[list[int]]]] = {
         "dp": [[0, 1, 2, 3]],
         "ep": [[0, 1], [2, 3]],
         "edp": [[0, 2], [1, 3]],
+        "edp_shard": [[0], [1], [2], [3]],
     },
     (4, 1, 2, 1): {
         "pp": [[0], [1], [2], [3]],
@@ -79,6 +88,7 @@ LINES: dict[tuple[int, int, int, int], dict[str, list[list[int]]]] = {
         "dp": [[0, 1, 2, 3]],
         "ep": [[0], [1], [2], [3]],
         "edp": [[0, 1, 2, 3]],
+        "edp_shard": [[0, 1], [2, 3]],
     },
     (1, 1, 1, 1): {axis: [[0]] for axis in AXES},
 }
@@ -92,11 +102,14 @@ def test_every_axis_has_its_ranks_in_order(ranks: RankPool, layout: tuple[int, i
             assert seen[axis] == (line, len(line), line.index(rank), sum(10**r for r in line)), axis
 
 
-def test_pair_meshes_cover_the_data_ranks_of_one_pipeline_stage(ranks: RankPool) -> None:
+def test_meshes_over_several_axes_cover_the_data_ranks_of_one_pipeline_stage(ranks: RankPool) -> None:
     seen = ranks.run(describe, (4, 1, 2, 2))
     assert seen[3]["dp_replicatexdp_shard"] == [[0, 1], [2, 3]]
     assert seen[3]["edpxep"] == [[0, 1], [2, 3]]
     assert seen[3]["epxedp"] == [[0, 2], [1, 3]]
+    assert seen[3]["dp_replicatexedp_shard"] == [[1], [3]], "of this rank's experts only"
+    assert seen[3]["epxdp_replicatexedp_shard"] == [[[0], [2]], [[1], [3]]]
+    assert ranks.run(describe, (4, 1, 2, 1))[2]["dp_replicatexedp_shard"] == [[0, 1], [2, 3]]
     staged = ranks.run(describe, (4, 2, 1, 2))
     assert staged[1]["epxedp"] == [[0], [1]]
     assert staged[2]["epxedp"] == [[2], [3]]

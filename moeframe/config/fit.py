@@ -219,7 +219,9 @@ def _sharding(c: Composition) -> Iterator[Problem]:
         yield Problem(
             path="parallel.dp_replicate",
             message=f"given 1; sharding {name!r} only makes sense with 2 or more replicas.",
-            fix="Raise parallel.dp_replicate, or name another sharding.",
+            fix=f"Legal: {', '.join(map(str, legal))}. Or name another sharding."
+            if (legal := divisors(degrees.edp)[1:])
+            else f"Launch more processes (a multiple of 2 x ep {degrees.ep}), or name another sharding.",
         )
 
 

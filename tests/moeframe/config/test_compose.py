@@ -242,7 +242,13 @@ launch: {nproc_per_node: two}
         (
             [],
             {"sharding": {"needs_dp_replicate": True}},
-            "parallel.dp_replicate: given 1; sharding 'whole' only makes sense with 2 or more replicas.",
+            "parallel.dp_replicate: given 1; sharding 'whole' only makes sense with 2 or more replicas. Launch more "
+            "processes (a multiple of 2 x ep 1), or name another sharding.",
+        ),
+        (
+            ["launch.nproc_per_node=8", "parallel.ep=2", "train.micro_batch_size=1"],
+            {"sharding": {"needs_dp_replicate": True}},
+            "parallel.dp_replicate: given 1; sharding 'whole' only makes sense with 2 or more replicas. Legal: 2, 4.",
         ),
         (
             ["model.vocab_size=100"],

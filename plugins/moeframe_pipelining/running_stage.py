@@ -1,12 +1,12 @@
 """A stage as torch.distributed.pipelining runs it.
 
-This module alone leans on what torch does not document: the methods of `PipelineStage` that run one micro-batch. They
-are the same in torch 2.11 and 2.13; tests/plugins/pipelining/test_running_stage.py says what is relied upon.
+This module alone leans on what torch does not document: methods and buffers of `PipelineStage`, as they are in torch
+2.11 and 2.13. tests/plugins/pipelining/test_running_stage.py says what it relies on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ def own_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # noq
 class RunningStage(PipelineStage):
     """Runs a `Stage` on whole micro-batches: torch passes on nothing but the hidden state.
 
+    Torch would keep receive buffers for every micro-batch of a step. Here one lives from the receive that fills it to
+    the backward that is done with it, so that a rank holds as many as its plan says.
+
     Args:
         stage: what to run.
         boundary: a tensor like those that stages hand on.
@@ -41,18 +44,20 @@ class RunningStage(PipelineStage):
 
     def __init__(self, stage: Stage, boundary: torch.Tensor, *, group: ProcessGroup, device: torch.device) -> None:
         passed = boundary.detach().requires_grad_()
-        last = stage.index == stage.num_stages - 1
+        loss = torch.empty((), dtype=torch.float64, device="meta", requires_grad=True)
         super().__init__(
             stage.module,
             stage.index,
             stage.num_stages,
             device,
             input_args=() if stage.index == 0 else (passed,),
-            output_args=(torch.empty((), device="meta", requires_grad=True) if last else passed,),
+            output_args=(loss if stage.index == stage.num_stages - 1 else passed,),
             group=group,
         )
         self.stage = stage
         self.micro_batches: Sequence[MicroBatch] = ()
+        self._boundary = boundary
+        self._nothing = boundary.new_empty(0, device=device)
         self._current: MicroBatch | None = None
         self._raised: Exception | None = None
 
@@ -79,28 +84,63 @@ class RunningStage(PipelineStage):
         assert self._current is not None
         output = self.stage.forward(hidden, self._current)
         if self.is_last:
-            return self.stage.loss(output, self._current)
+            return self.stage.loss(output, self._current).double()
         if not isinstance(output, torch.Tensor):
             raise ContractError(f"Stage {self.stage_index} must hand one tensor to the next stage, not several.")
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the backward of a micro-batch, or the part of it that gives the input's gradient."""
-        return self._placed(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
+        self._placed(super().backward_one_chunk, bwd_chunk_id, *args, **kwargs)
+        # What weight gradients still need of these, torch holds elsewhere.
+        self._release(self.args_recv_info.get(bwd_chunk_id, ()))
+        self._release(self.grad_recv_info.get(bwd_chunk_id, ()))
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         """Run the rest of a backward: the gradients of weights."""
-        return self._placed(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
+        self._placed(super().backward_weight_one_chunk, bwd_chunk_id, *args, **kwargs)
+
+    def _placed(self, run: Callable[..., Any], micro_batch: int, *args: Any, **kwargs: Any) -> None:
+        with trace.at(micro_batch=micro_batch, stage=self.stage_index):
+            run(micro_batch, *args, **kwargs)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Return the gradient for the stage before on this rank; nothing in an evaluation, where torch asks too."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Take the gradient of the stage after on this rank, if there is one."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
-    def _placed(self, run: Callable[..., Any], micro_batch: int, *args: Any, **kwargs: Any) -> Any:
-        with trace.at(micro_batch=micro_batch, stage=self.stage_index):
-            return run(micro_batch, *args, **kwargs)
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        """Return the receives of a micro-batch's input, into a new buffer."""
+        self._lend(self.args_recv_info[fwd_chunk_id], requires_grad=self.has_backward)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        """Return the receives of the gradient of a micro-batch's output, into a new buffer."""
+        self._lend(self.grad_recv_info.get(bwd_chunk_id, ()), requires_grad=False)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_forward_infra(*args, **kwargs)
+        for infos in self.args_recv_info.values():
+            self._release(infos)
+        return prepared
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_backward_infra(*args, **kwargs)
+        for infos in self.grad_recv_info.values():
+            self._release(infos)
+        return prepared
+
+    def _lend(self, infos: Iterable[Any], *, requires_grad: bool) -> None:
+        for info in infos:
+            info.buffer = self._boundary.new_empty(
+                self._boundary.shape, device=self.device, requires_grad=requires_grad
+            )
+
+    def _release(self, infos: Iterable[Any]) -> None:
+        for info in infos:
+            info.buffer = self._nothing

@@ -104,7 +104,9 @@ def test_every_legal_plan_is_whole_and_ends(name: str) -> None:
                     )
 
 
-@pytest.mark.parametrize(("p", "m", "v"), [(4, 4, 1), (4, 8, 1), (4, 4, 2), (8, 16, 1), (4, 8, 2), (2, 6, 3), (8, 32, 4)])
+@pytest.mark.parametrize(
+    ("p", "m", "v"), [(4, 4, 1), (4, 8, 1), (4, 4, 2), (8, 16, 1), (4, 8, 2), (2, 6, 3), (8, 32, 4)]
+)
 def test_bubbles_are_the_published_ones_c56(p: int, m: int, v: int) -> None:
     published = (p - 1) / (m * v + p - 1)
     assert round(published, 4) == {(4, 4, 1): 0.4286, (4, 8, 1): 0.2727, (4, 4, 2): 0.2727, (8, 16, 1): 0.3043}.get(

@@ -181,7 +181,9 @@ def test_a_second_step_adds_to_the_gradients_and_discovers_nothing_anew(ranks: R
         assert ran.forwards == [8] * len(ran.forwards)
 
 
-@pytest.mark.parametrize(("name", "count"), [("gpipe", 1), ("zbv", 1), ("zbv", 2), ("interleaved_1f1b", 1), ("gpipe", 5)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("gpipe", 1), ("zbv", 1), ("zbv", 2), ("interleaved_1f1b", 1), ("gpipe", 5)]
+)
 def test_small_and_odd_numbers_of_micro_batches_run_as_planned(ranks: RankPool, name: str, count: int) -> None:
     wanted = sum(loss.input_ids.double().square().mean().item() / 2 for loss in batches(count))
     for ran in ranks.run(step, name, count, world_size=2):
@@ -254,7 +256,9 @@ def wrong_uses() -> list[str]:
         lambda: alone.run_step(stages, batches(4)),
         lambda: schedule.plan(2, 1),
         lambda: build("zbv", 4)[0].plan(5, 8),
-        lambda: schedule.run_step(stages, [*batches(3), MicroBatch(input_ids=torch.ones(1, 1), targets=torch.ones(1, 1))]),
+        lambda: schedule.run_step(
+            stages, [*batches(3), MicroBatch(input_ids=torch.ones(1, 1), targets=torch.ones(1, 1))]
+        ),
     ]
     messages = []
     for call in calls:

@@ -1,0 +1,266 @@
+"""Facts about the body of one function, read from its syntax tree without running it."""
+
+from __future__ import annotations
+
+import ast
+import zlib
+from collections.abc import Iterable
+
+from moeframe_compat.model.objects import Body, CallShape, Raise
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+_DEPRECATION = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
+_STATE_CALLS = ("register_buffer", "register_parameter", "add_module", "register_module")
+_LEAVES = {ast.Load, ast.Store, ast.Constant, ast.Pass}
+
+
+class BodyReader:
+    """Walks one function body. `attributes` collects `self.x = ...` as name to (line, text of the value)."""
+
+    def __init__(self, node: FunctionNode, *, method: bool) -> None:
+        self.body = Body()
+        self.attributes: dict[str, tuple[int, str]] = {}
+        self.state: dict[str, str] = {}
+        args = node.args
+        named = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+        self._self = named[0] if method and named else None
+        self._params = set(named) - {self._self}
+        self._varkw = args.kwarg.arg if args.kwarg else None
+        self._calls: set[str] = set()
+        self._guards: list[str] = []
+        self._texts = method and node.name in ("__init__", "__new__", "__post_init__", "setup", "build")
+        statements = _without_docstring(node.body)
+        self.body.trivial = all(isinstance(s, ast.Pass) or _is_ellipsis(s) for s in statements)
+        for s in statements:
+            self._visit(s)
+        self.body.stub = _only_raises(statements)
+        self.body.calls = f"{zlib.crc32(' '.join(sorted(self._calls)).encode()):08x}" if self._calls else ""
+        self.body.reads = sorted(set(self.body.reads))
+
+    def _visit(self, node: ast.AST) -> None:  # noqa: C901, PLR0911, PLR0912 - one dispatch over node types
+        kind = type(node)
+        if kind is ast.If:
+            self._visit_if(node)  # type: ignore[arg-type]
+            return
+        if kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda):
+            self._visit_nested(node)
+            return
+        if kind is ast.Raise:
+            self._raise(node)  # type: ignore[arg-type]
+        elif kind is ast.Assert:
+            self.body.raises.append(Raise("AssertionError", "", ast.unparse(node.test)))  # type: ignore[attr-defined]
+        elif kind is ast.Call:
+            self._call(node)  # type: ignore[arg-type]
+            return
+        elif kind in (ast.Yield, ast.YieldFrom):
+            self.body.yields = True
+        elif kind is ast.Return:
+            shape = _return_shape(node.value)  # type: ignore[attr-defined]
+            if shape not in self.body.returns and len(self.body.returns) < 4:
+                self.body.returns.append(shape)
+        elif kind is ast.Assign:
+            for target in node.targets:  # type: ignore[attr-defined]
+                self._assign(target, node.value)  # type: ignore[attr-defined]
+        elif kind is ast.AnnAssign:
+            self._assign(node.target, node.value)  # type: ignore[attr-defined]
+        elif kind is ast.Subscript and isinstance(node.value, ast.Name) and node.value.id in self._params:  # type: ignore[attr-defined]
+            self._key(node.value.id, node.slice)  # type: ignore[attr-defined]
+            self._visit(node.slice)  # type: ignore[attr-defined]
+            return
+        elif kind is ast.Subscript and self._is_varkw(node.value):  # type: ignore[attr-defined]
+            self._read(node.slice)  # type: ignore[attr-defined]
+            self._visit(node.slice)  # type: ignore[attr-defined]
+            return
+        elif kind is ast.Compare:
+            if self._membership(node):  # type: ignore[arg-type]
+                return
+        elif kind is ast.Name and node.id == self._varkw:  # type: ignore[attr-defined]
+            self.body.forwards = True
+            return
+        self._children(node)
+
+    def _children(self, node: ast.AST) -> None:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if type(value) is list:
+                for item in value:
+                    if isinstance(item, ast.AST):
+                        self._visit(item)
+            elif isinstance(value, ast.AST) and type(value) not in _LEAVES:
+                self._visit(value)
+
+    def _visit_if(self, node: ast.If) -> None:
+        self._visit(node.test)
+        if self._varkw and isinstance(node.test, ast.Name) and node.test.id == self._varkw and _only_raises(node.body):
+            self.body.forwards = False
+        self._guards.append(_guard(node.test))
+        for s in node.body:
+            self._visit(s)
+        self._guards[-1] = f"not ({self._guards[-1]})"
+        for s in node.orelse:
+            self._visit(s)
+        self._guards.pop()
+
+    def _visit_nested(self, node: ast.AST) -> None:
+        """Inside nested functions only calls and attributes count; their raises and yields are their own."""
+        kept = self.body.raises, self.body.yields, self.body.returns
+        self.body.raises, self.body.returns = [], []
+        self._children(node)
+        self.body.raises, self.body.yields, self.body.returns = kept
+
+    def _raise(self, node: ast.Raise) -> None:
+        if node.exc is None:
+            return
+        call = node.exc if isinstance(node.exc, ast.Call) else None
+        name = dotted(call.func if call else node.exc)
+        if name:
+            args = ", ".join(ast.unparse(a) for a in call.args) if call else ""
+            self.body.raises.append(Raise(name, args, " and ".join(self._guards)))
+
+    def _call(self, node: ast.Call) -> None:  # noqa: C901 - kinds of callees
+        func = node.func
+        name = dotted(func)
+        if name:
+            self._calls.add(name)
+            if name.rsplit(".", 1)[-1] == "warn":
+                self._warning(node)
+        if isinstance(func, ast.Attribute):
+            owner = func.value
+            if self._is_varkw(owner):
+                if func.attr in ("get", "pop", "setdefault") and node.args:
+                    self._read(node.args[0])
+                else:
+                    self.body.forwards = True
+                for a in node.args:
+                    self._visit(a)
+                return
+            if isinstance(owner, ast.Name) and owner.id in self._params and func.attr in ("get", "pop") and node.args:
+                self._key(owner.id, node.args[0])
+            if isinstance(owner, ast.Name) and owner.id == self._self:
+                self._self_call(func.attr, node)
+            if node.keywords:
+                names = self.body.keyword_calls.setdefault(func.attr, [])
+                names.extend(k.arg for k in node.keywords if k.arg and k.arg not in names)
+        elif isinstance(func, ast.Name) and func.id in self._params:
+            self.body.param_calls.setdefault(func.id, []).append(call_shape(node))
+        self._children(node)
+
+    def _self_call(self, method: str, node: ast.Call) -> None:
+        self.body.self_calls.setdefault(method, []).append(call_shape(node))
+        if method in _STATE_CALLS and node.args and isinstance(node.args[0], ast.Constant):
+            self.state[str(node.args[0].value)] = method
+
+    def _warning(self, node: ast.Call) -> None:
+        given = [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "category")]
+        if any((dotted(c) or "").rsplit(".", 1)[-1] in _DEPRECATION for c in given) and node.args:
+            self.body.warns = literal_text(node.args[0]) or "deprecated"
+
+    def _assign(self, target: ast.expr, value: ast.expr | None) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for t in target.elts:
+                self._assign(t, None)
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == self._self:
+            text = ast.unparse(value) if value is not None and self._texts else ""
+            self.attributes.setdefault(target.attr, (target.lineno, text))
+            if self._texts and self.state.get(target.attr, "None") == "None":
+                self.state[target.attr] = text
+
+    def _is_varkw(self, node: ast.AST) -> bool:
+        return self._varkw is not None and isinstance(node, ast.Name) and node.id == self._varkw
+
+    def _membership(self, node: ast.Compare) -> bool:
+        if len(node.ops) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)) and self._is_varkw(node.comparators[0]):
+            self._read(node.left)
+            return True
+        return False
+
+    def _key(self, param: str, key: ast.AST) -> None:
+        """A string key that is read from a parameter."""
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            names = self.body.param_keys.setdefault(param, [])
+            if key.value not in names:
+                names.append(key.value)
+
+    def _read(self, key: ast.AST) -> None:
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            self.body.reads.append(key.value)
+        else:
+            self.body.forwards = True
+
+
+def dotted(node: ast.AST) -> str | None:
+    """`a.b.c` for a chain of names and attributes, None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def literal_text(node: ast.AST) -> str:
+    """The constant parts of a string expression, concatenated."""
+    return "".join(n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+
+
+def call_shape(node: ast.Call) -> CallShape:
+    """How a call passes its arguments."""
+    starred = any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords)
+    return CallShape(
+        sum(not isinstance(a, ast.Starred) for a in node.args), [k.arg for k in node.keywords if k.arg], starred
+    )
+
+
+def _guard(test: ast.expr) -> str:
+    return ast.unparse(test)
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:]
+    return body
+
+
+def _is_ellipsis(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is ...
+
+
+def _only_raises(body: Iterable[ast.stmt]) -> bool:
+    """Nothing but logging or warning calls, then a raise."""
+    for s in body:
+        if isinstance(s, ast.Raise):
+            return True
+        if not isinstance(s, (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)) or any(
+            isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(s)
+        ):
+            return False
+    return False
+
+
+def _return_shape(node: ast.expr | None) -> str:
+    """A short word for what is returned: `call:name`, `generator`, `tuple:3`, `list`, `dict`, `none`, `other`."""
+    if node is None or (isinstance(node, ast.Constant) and node.value is None):
+        return "none"
+    if isinstance(node, ast.Call):
+        return f"call:{dotted(node.func) or ''}"
+    if isinstance(node, ast.Tuple):
+        starred = any(isinstance(e, ast.Starred) for e in node.elts)
+        return "tuple" if starred else f"tuple:{len(node.elts)}"
+    if isinstance(node, ast.Dict) and all(isinstance(k, ast.Constant) and isinstance(k.value, str) for k in node.keys):
+        return "dict:" + ",".join(str(k.value) for k in node.keys if isinstance(k, ast.Constant))
+    kinds: dict[type, str] = {
+        ast.GeneratorExp: "generator",
+        ast.List: "list",
+        ast.ListComp: "list",
+        ast.Dict: "dict",
+        ast.DictComp: "dict",
+        ast.Set: "set",
+        ast.SetComp: "set",
+        ast.Await: "await",
+    }
+    if isinstance(node, ast.Constant):
+        return type(node.value).__name__
+    return kinds.get(type(node), "other")

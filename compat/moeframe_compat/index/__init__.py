@@ -1,0 +1,1 @@
+"""Meaning for a snapshot's texts: which object a name is, what a class inherits, what is public, what a value is."""

@@ -1,0 +1,378 @@
+"""DP004-DP007: whether what is meant to keep old code working does so, found out by running it on trial values."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moeframe_compat.index.lookup import Found
+from moeframe_compat.index.values import Symbol
+from moeframe_compat.interpret.loaders import Loaders
+from moeframe_compat.interpret.trials import Outcome, Trials, filler
+from moeframe_compat.interpret.values import ClassValue, FunctionValue
+from moeframe_compat.model.objects import Attribute, Class, Function, Param
+
+if TYPE_CHECKING:
+    from moeframe_compat.rules.context import Context
+    from moeframe_compat.rules.params import Call
+
+_NEGATIONS = ("disable", "no", "not", "without", "skip", "exclude", "ignore", "off")
+_TRUTHY: tuple[Any, ...] = (True, 7, "trial")
+_FALSY: tuple[Any, ...] = (False, 0)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of one old parameter."""
+
+    rule: str
+    why: str
+    fix: str
+
+
+class Shims:
+    """Answers about shims of the new release; without its sources (a snapshot) it knows of none and says so."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        sources = ctx.new.snapshot.sources
+        self.trials = Trials(ctx.new, sources) if sources is not None else None
+        if self.trials is None:
+            ctx.skipped |= {"DP004", "DP005", "DP006", "DP007"}
+        self.loaders = Loaders(ctx, self.trials) if self.trials is not None else None
+        self._aliases: dict[tuple[str, str], str] = {}
+
+    def covers(self, call: Call, p: Param, successor: str) -> bool:
+        """Does something still take an old parameter that left the signature? Reports it if it does so wrongly."""
+        if call.target is None or not self._mentioned(call, p.name):
+            return False
+        if self.trials is None:
+            return True
+        fresh = (
+            [successor]
+            if successor
+            else [q.name for q in call.new if not q.variadic and q.name not in {o.name for o in call.old}]
+        )
+        base = self._try(call, {}, fresh)
+        outcomes = {v: self._try(call, {p.name: v}, fresh) for v in self._values(p)}
+        if all(o.refused for o in outcomes.values()) and not base.refused:
+            return False
+        heir = self._heir(call, outcomes, fresh) or (fresh[0] if len(fresh) == 1 else "")
+        self._judge(call, p, heir, base, outcomes)
+        return True
+
+    def _mentioned(self, call: Call, name: str) -> bool:
+        """Does the new callable name the old parameter: in its body, or in one of its decorators?"""
+        if call.new_body is not None and name in call.new_body.reads:
+            return True
+        obj = call.target.obj if call.target is not None else None
+        made = obj.members.get("__init__") if isinstance(obj, Class) else obj
+        decorators = [
+            *(made.decorators if isinstance(made, Function) else []),
+            *(obj.decorators if isinstance(obj, Class) else []),
+        ]
+        if any(f"'{name}'" in d.text or f'"{name}"' in d.text or f"{name}=" in d.text for d in decorators):
+            return True
+        home = call.target.module if call.target is not None else ""
+        declared = name in self.ctx.options.declared
+        for d in decorators:
+            maker = self.ctx.new.name(home, d.path.removeprefix(f"{home}."))
+            wraps = maker is not None and isinstance(maker.obj, Function) and maker.obj.wraps is not None
+            if wraps and maker is not None and (declared or self._quoted(maker.module, name)):
+                return True
+        if declared and any(q.kind == "vk" for q in call.new):
+            return True
+        return (
+            call.new_body is not None
+            and call.new_body.forwards
+            and any(q.kind == "vk" for q in call.new)
+            and self._in_module(call, name)
+        )
+
+    def _in_module(self, call: Call, name: str) -> bool:
+        """Is the name a string somewhere in the module of the new callable (a table of renames)?"""
+        return call.target is not None and self._quoted(call.target.module, name)
+
+    def _quoted(self, path: str, name: str) -> bool:
+        module = self.ctx.new.modules.get(path)
+        text = self.ctx.new.snapshot.sources.text(module.file) if module and self.ctx.new.snapshot.sources else None
+        return text is not None and (f"'{name}'" in text or f'"{name}"' in text)
+
+    def _try(self, call: Call, named: dict[str, Any], watch: list[str]) -> Outcome:
+        assert self.trials is not None
+        assert call.target is not None
+        needed = filler([q.name for q in call.new if q.required and q.name not in named and q.kind != "po"])
+        return self.trials.call(call.target, [], needed | named, tuple(watch))
+
+    def _values(self, p: Param) -> tuple[Any, ...]:
+        """Trial values of the kind an old parameter took."""
+        default, annotation = p.default or "", p.annotation or ""
+        if default in ("True", "False") or annotation == "bool":
+            return (True, False, 7)
+        if default.lstrip("-").isdigit() or annotation == "int":
+            return (7, 0)
+        if default[:1] in "'\"" and default:
+            return ("trial", "")
+        return (*_TRUTHY, *_FALSY)
+
+    def _heir(self, call: Call, outcomes: dict[Any, Outcome], fresh: list[str]) -> str:
+        """The new parameter that the old one is passed on to."""
+        for name in fresh:
+            if any(o.decided and o.same(self._try(call, {name: v}, fresh)) for v, o in outcomes.items() if v):
+                base = self._try(call, {}, fresh)
+                if any(not self._try(call, {name: v}, fresh).same(base) for v in outcomes):
+                    return name
+        return ""
+
+    def _judge(self, call: Call, p: Param, heir: str, base: Outcome, outcomes: dict[Any, Outcome]) -> None:
+        symbol = f"{call.symbol}({p.name})"
+        if not base.decided or any(not o.decided for o in outcomes.values()):
+            self.ctx.skipped.add(f"DP004 for {symbol}")
+            return
+        expected = {v: self._try(call, {heir: v}, [heir]) for v in outcomes} if heir else {}
+        verdict = self._verdict(p.name, heir, base, outcomes, expected)
+        if verdict is not None:
+            self._report(verdict, call, p, heir)
+            return
+        if not any(o.warned for o in outcomes.values()):
+            self._report(
+                Verdict(
+                    "DP006",
+                    f"users of {p.name} learn nothing before it goes",
+                    "warn with DeprecationWarning and stacklevel=2",
+                ),
+                call,
+                p,
+                heir,
+            )
+        if heir:
+            both = self._try(call, {p.name: True, heir: False}, [heir])
+            if both.decided and not both.refused:
+                self._report(
+                    Verdict(
+                        "DP007",
+                        f"{p.name} and {heir} together are accepted: one of them is lost",
+                        "raise TypeError unless both are equal",
+                    ),
+                    call,
+                    p,
+                    heir,
+                )
+
+    def _verdict(
+        self, name: str, heir: str, base: Outcome, outcomes: dict[Any, Outcome], expected: dict[Any, Outcome]
+    ) -> Verdict | None:
+        if not heir:
+            silent = all(o.same(base) and not o.warned for o in outcomes.values())
+            return (
+                Verdict("DP005", f"{name} is accepted and has no effect", "honour it, or refuse it") if silent else None
+            )
+        matters = any(not e.same(base) for e in expected.values())
+        if matters and all(o.same(base) for o in outcomes.values()):
+            return Verdict(
+                "DP005", f"{name} is accepted and ignored: {heir} keeps its default", f"pass its value on as {heir}"
+            )
+        refused = [v for v, o in outcomes.items() if o.refused and not expected[v].refused]
+        if refused:
+            return Verdict("DP004", f"{name}={refused[0]!r} raises", f"pass every value on as {heir}")
+        flipped = _negated(name) != _negated(heir)
+        for v, o in outcomes.items():
+            if o.same(expected[v]) or flipped:
+                continue
+            if o.same(base):
+                return Verdict(
+                    "DP004",
+                    f"{name}={v!r} is dropped: {heir} keeps its default",
+                    f"pass {name} on whenever it is given, also when it is false: test for presence, not for truth",
+                )
+            other = next((w for w, e in expected.items() if w is not v and o.same(e)), None)
+            if other is not None:
+                return Verdict(
+                    "DP004", f"{name}={v!r} becomes {heir}={other!r}", f"pass the value on unchanged as {heir}"
+                )
+        return None
+
+    def _report(self, verdict: Verdict, call: Call, p: Param, heir: str) -> None:
+        self.ctx.emit(
+            verdict.rule,
+            f"{call.symbol}({p.name})",
+            old=p.name,
+            new=heir,
+            at=call.at,
+            was=call.was,
+            why=verdict.why,
+            fix=verdict.fix,
+            cause=f"shim:{p.name}->{heir}",
+            audience=call.audience,
+        )
+
+    def kept_aliases(self, call: Call) -> None:
+        """Find old parameters that stayed in the signature but only pass their value on to a new one; judge them."""
+        old = {o.name: o for o in call.old}
+        fresh = [q.name for q in call.new if q.name not in old and not q.variadic]
+        if not fresh or self.trials is None or call.target is None:
+            return
+        for q in call.new:
+            p = old.get(q.name)
+            if (
+                p is None
+                or p.default is None
+                or q.default is None
+                or p.default == q.default
+                or (call.symbol, p.name) in self._aliases
+            ):
+                continue
+            new = self.ctx.new_value(call.new_scope, q.default)
+            if new is not None and not (isinstance(new, Symbol) and new.sentinel):
+                continue
+            base = self._try(call, {}, fresh)
+            outcomes = {v: self._try(call, {p.name: v}, fresh) for v in self._values(p)}
+            heir = self._heir(call, outcomes, fresh)
+            if heir:
+                self._aliases[call.symbol, p.name] = heir
+                self._judge(call, p, heir, base, outcomes)
+
+    def is_shim(self, symbol: str, name: str) -> bool:
+        """Is a kept parameter only an alias of a new one?"""
+        return (symbol, name) in self._aliases
+
+    def positional(self, call: Call, name: str) -> None:
+        """Report a shim whose parameter moved."""
+        heir = self._aliases.get((call.symbol, name), "")
+        self.ctx.emit(
+            "DP004",
+            f"{call.symbol}({name})",
+            old=name,
+            new=heir,
+            at=call.at,
+            was=call.was,
+            kind="hard",
+            why=f"{name} left its position: positional calls now fill other parameters",
+            fix=f"put {heir} where {name} was, and take {name} by keyword",
+            cause=f"shim:{name}->{heir}",
+        )
+
+    def same_default(self, call: Call, name: str, old: Any, new: Any) -> bool:
+        """Do calls that leave a parameter out get what they got, because the body fills the old default in?"""
+        del new
+        if self.trials is None or call.target is None or isinstance(old, Symbol):
+            return False
+        left_out = self._try(call, {}, [])
+        if not left_out.decided or not left_out.same(self._try(call, {name: old}, [])):
+            return False
+        return any(not self._try(call, {name: v}, []).same(left_out) for v in (7919, "trial", True, [7919]))
+
+    def answered(self, path: str, found: Found | None) -> Found | None:
+        """What the new module's `__getattr__` really gives for a name it seems to know; None if it refuses it."""
+        return found if self.trials is None else self._answer(self.trials, path, found)
+
+    def offered(self, path: str, found: Found | None) -> bool:
+        """Did the old module's `__getattr__` give the name, rather than only name it to refuse it?"""
+        sources = self.ctx.old.snapshot.sources
+        return sources is None or self._answer(Trials(self.ctx.old, sources), path, found) is not None
+
+    @staticmethod
+    def _answer(trials: Trials, path: str, found: Found | None) -> Found | None:
+        lazy = found is not None and isinstance(found.obj, Attribute) and found.obj.value is None and found.path == path
+        home, _, name = path.rpartition(".")
+        module = trials.index.modules.get(home)
+        getter = module.members.get("__getattr__") if module is not None else None
+        if not lazy or module is None or getter is None or name not in module.lazy or name in module.members:
+            return found
+        machine = trials.machine()
+        given: list[Any] = []
+        asked = machine.found_value(Found(f"{home}.__getattr__", home, getter))
+        outcome = trials.run(machine, lambda: given.append(machine.call(asked, [name], {})))
+        if outcome.refused:
+            return None
+        value = given[0] if given else None
+        if isinstance(value, ClassValue):
+            return trials.index.find(value.path) or found
+        if isinstance(value, FunctionValue) and isinstance(value.node, ast.FunctionDef):
+            return trials.index.find(f"{value.scope.module}.{value.node.name}") or found
+        return found
+
+    def loader(self, key: str, successor: str, path: str) -> str:
+        """Does the loader still take an old config key: none, works, broken (then it is reported)?"""
+        return "none" if self.loaders is None else self.loaders.verdict(key, successor, path)
+
+    def state(self, cls: Found, key: str, successor: str, keys: list[str]) -> str:
+        """Does a class rewrite an old key of loaded state: none, works, broken (then it is reported)?"""
+        from moeframe_compat.rules.checkpoint import load_hooks
+
+        if self.trials is None:
+            return "none"
+        hooks = [h for h in load_hooks(self.ctx.new, cls) if self._names(cls, h, key)]
+        if not hooks:
+            return "none"
+        target = successor or next((k for k in keys if any(self._names(cls, h, k) for h in hooks)), "")
+        for hook in hooks:
+            if hook.name == "load_state_dict":
+                passed = self._passed_state(cls, hook, key)
+                if passed and f"str:{target!r}" not in passed and f"str:{key!r}" in passed:
+                    return self._bad_state(cls, key, target, "DP005", f"{key} is left as it is")
+                if passed and f"str:{target!r}" not in passed:
+                    return self._bad_state(cls, key, target, "DP004", f"{key} does not become {target}")
+        return "works"
+
+    def _names(self, cls: Found, hook: Function, key: str) -> bool:
+        """Does the source of a method (or its module's tables) contain the key as a string?"""
+        assert self.trials is not None
+        tree = self.trials.machine().tree(cls.module)
+        if tree is None:
+            return False
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == hook.name and node.lineno == hook.line:
+                inner = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+                called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+                near = {
+                    n.value
+                    for f in ast.walk(tree)
+                    if isinstance(f, ast.FunctionDef) and f.name in called
+                    for n in ast.walk(f)
+                    if isinstance(n, ast.Constant)
+                }
+                tables = {
+                    n.value
+                    for s in tree.body
+                    if isinstance(s, ast.Assign)
+                    for n in ast.walk(s)
+                    if isinstance(n, ast.Constant)
+                }
+                return any(
+                    isinstance(v, str) and v.rpartition(".")[2] == key.rpartition(".")[2] for v in inner | near | tables
+                )
+        return False
+
+    def _passed_state(self, cls: Found, hook: Function, key: str) -> str:
+        """What `load_state_dict` hands to its parent for a state that holds the old key; "" if nobody can tell."""
+        assert self.trials is not None
+        machine = self.trials.machine()
+        machine.opaque_super = True
+        found = Found(f"{cls.path}.{hook.name}", cls.module, hook)
+        from moeframe_compat.interpret.values import Instance
+
+        def action() -> Any:
+            return machine.call(machine.attribute(Instance(cls.path), found.path.rpartition(".")[2]), [{key: 7919}], {})
+
+        outcome = self.trials.run(machine, action)
+        return next((e for e in machine.trace.effects if "super()" in e), "") if outcome.status == "returned" else ""
+
+    def _bad_state(self, cls: Found, key: str, target: str, rule: str, why: str) -> str:
+        self.ctx.emit(
+            rule,
+            f"{cls.path}.{key}",
+            old=key,
+            new=target,
+            at=self.ctx.new_place(cls),
+            why=f"load_state_dict is there to rename it, but {why}",
+            fix=f"move the value of {key} to {target}",
+            audience=("checkpoint", "caller"),
+            kind="hard",
+        )
+        return "broken"
+
+
+def _negated(name: str) -> bool:
+    return any(w in _NEGATIONS for w in name.lower().split("_"))

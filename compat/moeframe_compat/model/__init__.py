@@ -1,0 +1,1 @@
+"""The snapshot model: what a release offers, as plain data."""

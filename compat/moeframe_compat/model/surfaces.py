@@ -1,0 +1,104 @@
+"""Surfaces of a package that are not plain Python objects: command line, registries, recipes, project file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class CliOption:
+    """One option or positional argument of a parser.
+
+    `parser` tells parsers apart: the place that builds it, then the sub-command. `value`, `choices` and `default`
+    are source texts; `type` is the callable's name or an annotation.
+    """
+
+    parser: str
+    flags: list[str]
+    dest: str
+    file: str
+    line: int
+    action: str = ""
+    type: str = ""
+    default: str | None = None
+    choices: list[str] | None = None
+    nargs: str = ""
+    required: bool = False
+    positional: bool = False
+
+
+@dataclass(slots=True)
+class CliCommand:
+    """A sub-command, or a parser itself. `abbreviates`: option names may be shortened."""
+
+    name: str
+    file: str
+    line: int
+    parser: str = ""
+    abbreviates: bool = False
+
+
+@dataclass(slots=True)
+class Registration:
+    """An object registered under a literal name: `registry` is the registering callable or the table."""
+
+    registry: str
+    name: str
+    target: str
+    file: str
+    line: int
+
+
+@dataclass(slots=True)
+class Resolver:
+    """An OmegaConf resolver."""
+
+    name: str
+    file: str
+    line: int
+
+
+@dataclass(slots=True)
+class GroupUse:
+    """An entry-point group that the package reads, or a project name of its hooks (`kind`: group, hooks)."""
+
+    kind: str
+    name: str
+    file: str
+    line: int
+
+
+@dataclass(slots=True)
+class Recipe:
+    """A bundled YAML or TOML file: dotted key to value, and dotted key to line."""
+
+    file: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Project:
+    """What the project file (or wheel metadata) declares."""
+
+    file: str = ""
+    version: str = ""
+    scripts: dict[str, str] = field(default_factory=dict)
+    entry_points: dict[str, dict[str, str]] = field(default_factory=dict)
+    requires: list[str] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Surfaces:
+    """All of them."""
+
+    options: list[CliOption] = field(default_factory=list)
+    commands: list[CliCommand] = field(default_factory=list)
+    registrations: list[Registration] = field(default_factory=list)
+    resolvers: list[Resolver] = field(default_factory=list)
+    groups: list[GroupUse] = field(default_factory=list)
+    structured: list[str] = field(default_factory=list)
+    recipes: list[Recipe] = field(default_factory=list)
+    project: Project = field(default_factory=Project)
+    open_questions: list[str] = field(default_factory=list)

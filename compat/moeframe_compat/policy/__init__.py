@@ -1,0 +1,1 @@
+"""What is done about findings: settings, suppressions, the ledger of declared changes, version advice."""

@@ -1,0 +1,161 @@
+"""From two SPECs to a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moeframe_compat.errors import CLEAN, FINDINGS, STALE, UsageError
+from moeframe_compat.extract.cache import cached_snapshots
+from moeframe_compat.extract.package import Extraction
+from moeframe_compat.extract.trees import parse_spec
+from moeframe_compat.model.snapshot import Snapshot
+from moeframe_compat.policy.ledger import Change, apply_ledger, load_ledger, open_changes
+from moeframe_compat.policy.settings import Settings
+from moeframe_compat.policy.suppressions import Suppression, apply, current_date, load_suppressions
+from moeframe_compat.policy.versions import bump, needed_bump
+from moeframe_compat.probe.complete import complete
+from moeframe_compat.probe.ledger import execute
+from moeframe_compat.rules.base import Finding
+from moeframe_compat.rules.causes import causes
+from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.engine import run_rules
+from moeframe_compat.rules.exports import additions
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of a check.
+
+    Attributes:
+        findings: All of them, info and suppressed ones too.
+        stale: Suppressions and ledger entries that match nothing or are over.
+        skipped: Rules that could not run, and why.
+        added: New public objects.
+        objects: How many public objects the old release has.
+    """
+
+    package: str
+    old: str
+    new: str
+    old_version: str
+    new_version: str
+    findings: list[Finding]
+    stale: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    objects: int = 0
+
+    @property
+    def breaking(self) -> list[Finding]:
+        """Errors and warnings that are not suppressed."""
+        return [f for f in self.findings if f.breaking and not f.suppressed]
+
+    @property
+    def causes(self) -> dict[str, list[Finding]]:
+        """Breaking findings by cause."""
+        return causes(self.breaking)
+
+    @property
+    def needed(self) -> str:
+        """The smallest version bump that semver allows."""
+        return needed_bump(self.old_version, breaking=bool(self.breaking), added=bool(self.added))
+
+    @property
+    def declared(self) -> str:
+        """The bump between the two versions, "" if unknown."""
+        return bump(self.old_version, self.new_version)
+
+    @property
+    def exit_code(self) -> int:
+        """0 clean, 1 findings, 4 stale."""
+        if self.breaking:
+            return FINDINGS
+        return STALE if self.stale else CLEAN
+
+
+def check(
+    old: str, new: str, *, package: str = "", settings: Settings | None = None, off: frozenset[str] = frozenset()
+) -> Report:
+    """Compare two releases.
+
+    Args:
+        old: SPEC of the baseline.
+        new: SPEC of the release to check.
+        package: Import package; the settings' one if empty.
+        settings: What the project says; nothing by default.
+        off: Rules to leave out.
+
+    Raises:
+        UsageError: What is asked for makes no sense.
+        ExtractionError: A release cannot be read.
+    """
+    settings = settings or Settings()
+    package = package or settings.package
+    if not package:
+        raise UsageError("which package? give --package, or package in [tool.moeframe_compat]")
+    how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
+    before, after = cached_snapshots([parse_spec(old), parse_spec(new)], how)
+    ledger = load_ledger(settings.root / settings.ledger) if settings.ledger else []
+    today = current_date()
+    suppressions = load_suppressions(settings.root / settings.suppressions, today) if settings.suppressions else []
+    return compare(before, after, settings, ledger, suppressions, off)
+
+
+def compare(
+    before: Snapshot,
+    after: Snapshot,
+    settings: Settings,
+    ledger: list[Change],
+    suppressions: list[Suppression],
+    off: frozenset[str] = frozenset(),
+) -> Report:
+    """Compare two snapshots; see `check`."""
+    for snapshot in (before, after):
+        for prefix in settings.modules_off:
+            for path in [p for p in snapshot.modules if p == prefix or p.startswith(f"{prefix}.")]:
+                del snapshot.modules[path]
+    unknown = sorted({u for s in (before, after) for u in complete(s, allowed=settings.probe)})
+    options = settings.options(off)
+    options.declared = frozenset(c.name for c in ledger if c.surface == "python" and c.kind != "default")
+    ctx = Context(before, after, options)
+    ctx.skipped |= set(unknown)
+    run_rules(ctx)
+    verdicts = _run_ledger(ctx, ledger, settings)
+    stale = apply_ledger(ctx, ledger, verdicts)
+    stale += apply(ctx.findings, suppressions, after.version, current_date())
+    order = {"error": 0, "warning": 1, "info": 2}
+    ctx.findings.sort(key=lambda f: (order[f.severity], f.rule, f.symbol, f.file, f.line))
+    return Report(
+        before.package,
+        before.label,
+        after.label,
+        before.version,
+        after.version,
+        ctx.findings,
+        stale,
+        sorted(ctx.skipped),
+        additions(ctx),
+        len(ctx.old_surface),
+    )
+
+
+def _run_ledger(ctx: Context, ledger: list[Change], settings: Settings) -> dict[str, tuple[str, str]]:
+    """Execute the declared config changes, where the settings name a loader."""
+    if not settings.loader or not ledger:
+        return {}
+    if not settings.probe:
+        ctx.skipped.add("DP004-DP007 for the ledger's config entries: the probe is off")
+        return {}
+    verdicts = execute(open_changes(ledger, ctx.new_version), settings.loader, settings.root)
+    return {label: (v.rule, v.why) for label, v in verdicts.items()}
+
+
+def write_snapshot(spec: str, package: str, target: Path, settings: Settings) -> Snapshot:
+    """Write the snapshot file of a release."""
+    how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
+    (snapshot,) = cached_snapshots([parse_spec(spec)], how)
+    complete(snapshot, allowed=settings.probe)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(snapshot.dump(), encoding="utf-8")
+    return snapshot

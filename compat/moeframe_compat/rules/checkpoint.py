@@ -1,0 +1,150 @@
+"""CK001, CK002: keys of saved state, and paths that pickles contain."""
+
+from __future__ import annotations
+
+from moeframe_compat.index.classes import is_dataclass
+from moeframe_compat.index.lookup import Found, Index
+from moeframe_compat.index.public import is_private, module_is_public
+from moeframe_compat.interpret.shims import Shims
+from moeframe_compat.model.objects import Class, Function
+from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.renames import likeness
+
+_LOADERS = ("load_state_dict", "_load_from_state_dict", "__setstate__", "sharded_state_dict", "load_from_checkpoint")
+_HOOKS = (
+    "register_load_state_dict_pre_hook",
+    "_register_load_state_dict_pre_hook",
+    "register_state_dict_pre_hook",
+    "_register_state_dict_hook",
+    "_register_load_state_dict_post_hook",
+    "register_load_state_dict_post_hook",
+)
+_MODULE_MAKERS = ("register_buffer", "register_parameter", "add_module", "register_module")
+
+
+def check_checkpoints(ctx: Context, shims: Shims) -> None:
+    """Both rules, over all classes that both releases have."""
+    for path, module in sorted(ctx.old.modules.items()):
+        if not any(n == "tests" for n in path.split(".")):
+            for name, m in module.members.items():
+                if isinstance(m, Class):
+                    old = Found(f"{path}.{name}", path, m)
+                    new = ctx.new.find(old.path)
+                    if new is not None and isinstance(new.obj, Class):
+                        ctx.within(old)
+                        _state(ctx, old, new, shims)
+                    elif new is None:
+                        _moved(ctx, old)
+    ctx.outside()
+
+
+def _state(ctx: Context, old: Found, new: Found, shims: Shims) -> None:
+    keys_old, keys_new = saved_keys(ctx.old, old), saved_keys(ctx.new, new)
+    lost = [k for k in keys_old if k not in keys_new]
+    if not lost or not keys_new:
+        return
+    fresh = [k for k in keys_new if k not in keys_old]
+    for key in lost:
+        successor = next(
+            (k for k in fresh if keys_new[k] == keys_old[key]), fresh[0] if len(fresh) == len(lost) == 1 else ""
+        )
+        verdict = shims.state(new, key, successor, list(keys_new))
+        if verdict in ("works", "broken"):
+            continue
+        ctx.emit(
+            "CK001",
+            f"{old.path}.{key}",
+            old=key,
+            new=successor,
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why=f"checkpoints of the old release hold {key}: loading them reports a missing and an unexpected key",
+            fix=f"rename {key} in a load_state_dict pre-hook" + (f" to {successor}" if successor else ""),
+            cause=f"member:{old.path}.{key}->{successor}"
+            if successor and not is_private(key)
+            else f"state:{key}->{successor}",
+        )
+
+
+def saved_keys(index: Index, cls: Found) -> dict[str, str]:
+    """Entries of the state of a class and its ancestors in the package; empty if it saves none."""
+    torch = any(
+        c.path.startswith("torch.nn") or c.path.rpartition(".")[2] in ("Module", "?Module") for c in index.mro(cls)
+    )
+    own = {c.path: c for c in index.mro(cls) if isinstance(c.obj, Class)}
+    saves = any(
+        {"state_dict", "load_state_dict"} <= set(c.obj.members) for c in own.values() if isinstance(c.obj, Class)
+    )
+    if not torch and not saves:
+        return {}
+    external = any(c.path.startswith("torch.nn") for c in index.mro(cls)) or (torch and not saves)
+    out: dict[str, str] = {}
+    for c in own.values():
+        assert isinstance(c.obj, Class)
+        for key, text in c.obj.state.items():
+            if not external or text in _MODULE_MAKERS or _is_module(index, c, text):
+                out.setdefault(key, text)
+    return out
+
+
+def _is_module(index: Index, cls: Found, text: str) -> bool:
+    """Does an assigned value look like a submodule or parameter?"""
+    head = text.split("(", 1)[0]
+    last = head.rpartition(".")[2]
+    if "(" not in text or not head.replace(".", "").replace("_", "").isalnum():
+        return False
+    if head.startswith(("nn.", "torch.nn.")) and last[:1].isupper():
+        return True
+    if last in ("build_module", "Parameter", "ModuleList", "ModuleDict", "Buffer"):
+        return True
+    found = index.name(cls.module, head) if not head.startswith("self.") else None
+    return (
+        found is not None
+        and isinstance(found.obj, Class)
+        and any(c.path.startswith("torch.nn") for c in index.mro(found))
+    )
+
+
+def load_hooks(index: Index, cls: Found) -> list[Function]:
+    """Methods through which a class rewrites loaded state."""
+    out = []
+    for c in index.mro(cls):
+        if isinstance(c.obj, Class):
+            methods = [m for m in c.obj.members.values() if isinstance(m, Function)]
+            out += [m for m in methods if m.name in _LOADERS or any(h in m.body.self_calls for h in _HOOKS)]
+    return out
+
+
+def _moved(ctx: Context, old: Found) -> None:
+    """CK002: a class in a private module, whose path only pickles know, now lives elsewhere."""
+    name = old.path.rpartition(".")[2]
+    if module_is_public(old.module) or is_private(name) or _never_pickled(ctx.old, old):
+        return
+    homes = [
+        f"{p}.{name}"
+        for p, m in sorted(ctx.new.modules.items())
+        if isinstance(m.members.get(name), Class) and likeness(old, Found("", "", m.members[name])) > 0.6
+    ]
+    if not homes:
+        return
+    ctx.emit(
+        "CK002",
+        old.path,
+        old=old.path,
+        new=homes[0],
+        at=ctx.survivor(homes[0]),
+        was=ctx.old_place(old),
+        why=f"pickles that hold a {name} name {old.module}: unpickling raises ModuleNotFoundError or AttributeError",
+        fix=f"leave `from {homes[0].rpartition('.')[0]} import {name}` in {old.module}",
+    )
+
+
+def _never_pickled(index: Index, cls: Found) -> bool:
+    assert isinstance(cls.obj, Class)
+    if index.inherits(cls, "typing.Protocol", "typing.TypedDict", "BaseException") or any(
+        "Exception" in c.path for c in index.mro(cls)
+    ):
+        return True
+    return "__reduce__" in cls.obj.members or (
+        "abc.ABC" in {c.path for c in index.mro(cls)} and not is_dataclass(index, cls)
+    )

@@ -1,0 +1,46 @@
+"""Runs every rule over two releases."""
+
+from __future__ import annotations
+
+from moeframe_compat.interpret.forwarding import Forwarding
+from moeframe_compat.interpret.shims import Shims
+from moeframe_compat.model.objects import Function
+from moeframe_compat.rules.causes import merge_causes
+from moeframe_compat.rules.checkpoint import check_checkpoints
+from moeframe_compat.rules.cli import check_cli
+from moeframe_compat.rules.config import check_validation
+from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.exports import check_exports, check_modules, counterpart
+from moeframe_compat.rules.hooks import check_hooks
+from moeframe_compat.rules.objects import compare
+from moeframe_compat.rules.plugins import check_plugins
+from moeframe_compat.rules.protocols import check_callbacks
+from moeframe_compat.rules.recipes import check_recipes
+
+
+def run_rules(ctx: Context) -> None:
+    """Fill `ctx.findings`."""
+    shims = Shims(ctx)
+    hooks = check_hooks(ctx)
+    gone = check_modules(ctx)
+    for path, entry in sorted(ctx.old_surface.items()):
+        if path in hooks:
+            continue
+        ctx.within(entry.found)
+        new = counterpart(ctx, entry, gone, shims)
+        if new is None or new.obj is None:
+            continue
+        compare(ctx, entry.path, entry.found, new, shims)
+        Forwarding(ctx, shims).check(entry.path, entry.found, new)
+        if isinstance(entry.found.obj, Function) and isinstance(new.obj, Function):
+            check_callbacks(ctx, entry.path, entry.found, new)
+    ctx.outside()
+    check_exports(ctx, gone)
+    ctx.outside()
+    check_validation(ctx)
+    check_recipes(ctx)
+    check_cli(ctx)
+    check_plugins(ctx, shims)
+    check_checkpoints(ctx, shims)
+    merge_causes(ctx.findings)
+    ctx.findings.sort(key=lambda f: (f.rule, f.symbol, f.file, f.line))

@@ -1,0 +1,179 @@
+"""PL001-PL004: registries, entry points, scripts."""
+
+from __future__ import annotations
+
+import difflib
+
+from moeframe_compat.index.classes import constructor
+from moeframe_compat.index.lookup import Found, Index
+from moeframe_compat.index.signatures import effective
+from moeframe_compat.interpret.shims import Shims
+from moeframe_compat.model.objects import Class, Function, Param
+from moeframe_compat.model.surfaces import Registration
+from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.params import Call, ParamCheck
+
+_NAMED_BY = ("name", "key", "alias", "registry_name", "type_name", "register_as")
+
+
+def check_plugins(ctx: Context, shims: Shims) -> None:
+    """All of them."""
+    _registered(ctx, shims)
+    _groups(ctx)
+    _project(ctx)
+
+
+def _registered(ctx: Context, shims: Shims) -> None:
+    old = ctx.old.snapshot.surfaces.registrations + _by_subclassing(ctx.old)
+    new = ctx.new.snapshot.surfaces.registrations + _by_subclassing(ctx.new)
+    now: dict[tuple[str, str], Registration] = {(_last(r.registry), r.name): r for r in new}
+    names = {r.name for r in new}
+    for r in old:
+        found = now.get((_last(r.registry), r.name))
+        if found is None and r.name in names:
+            continue  # registered elsewhere
+        if found is None:
+            fresh = [n.name for n in new if n.name not in {o.name for o in old}]
+            heir = next((n.name for n in new if n.target.rpartition(":")[2] == r.target.rpartition(":")[2]), "")
+            near = heir or next(iter(difflib.get_close_matches(r.name, fresh, 1, 0.5)), "")
+            ctx.emit(
+                "PL001",
+                f"plugin-name:{r.name}",
+                old=r.name,
+                new=near,
+                at=_place(ctx, r),
+                was=(r.file, r.line),
+                why=f"recipes and calls that name {r.name!r} fail",
+                fix=f"register it under {r.name!r} too, with a warning",
+            )
+            continue
+        _factory(ctx, r, found, shims)
+
+
+def _by_subclassing(index: Index) -> list[Registration]:
+    """Classes that an ancestor's `__init_subclass__` registers, by a class keyword or a class attribute."""
+    out = []
+    for path, module in index.modules.items():
+        for name, m in module.members.items():
+            if not isinstance(m, Class):
+                continue
+            cls = Found(f"{path}.{name}", path, m)
+            if not any(isinstance(c.obj, Class) and "__init_subclass__" in c.obj.members for c in index.mro(cls)[1:]):
+                continue
+            values = [m.keywords.get(k) for k in _NAMED_BY]
+            values += [getattr(m.members.get(k), "value", None) for k in _NAMED_BY]
+            text = next((v for v in values if isinstance(v, str) and v[:1] in "'\"" and len(v) > 2), None)
+            if text is not None:
+                out.append(Registration("__init_subclass__", text[1:-1], f"{path}:{name}", module.file, m.line))
+    return out
+
+
+def _last(registry: str) -> str:
+    return registry.rpartition(".")[2]
+
+
+def _place(ctx: Context, r: Registration) -> tuple[str, int]:
+    return (r.file, 1) if any(m.file == r.file for m in ctx.new.modules.values()) else ctx.survivor(ctx.old.package)
+
+
+def _factory(ctx: Context, old: Registration, new: Registration, shims: Shims) -> None:
+    """PL002: what is registered is built by keyword, also when its own name is private."""
+    a, b = _target(ctx.old, old), _target(ctx.new, new)
+    if a is None or b is None or a.path in ctx.old_surface:
+        return  # public objects are compared by the Python rules
+    before, now = _params(ctx.old, a), _params(ctx.new, b)
+    if before is None or now is None:
+        return
+    codes = dict.fromkeys(("PY101", "PY102", "PY104", "PY105", "PY106", "PY107", "PY108", "PY109"), "PL002") | {
+        "PY103": ""
+    }
+    call = Call(
+        f"{a.path}.__init__" if isinstance(a.obj, Class) else a.path,
+        before,
+        now,
+        (new.file, new.line),
+        (old.file, old.line),
+        a.path.rpartition(".")[0],
+        b.path.rpartition(".")[0],
+        target=b,
+        codes=codes,
+        keyword_only=True,
+    )
+    ParamCheck(ctx, call, shims).run()
+
+
+def _target(index: Index, r: Registration) -> Found | None:
+    module, _, name = r.target.partition(":")
+    found = index.name(module, name)
+    return found if found is not None and isinstance(found.obj, (Class, Function)) else None
+
+
+def _params(index: Index, found: Found) -> list[Param] | None:
+    if isinstance(found.obj, Function):
+        return effective(index, found)
+    made = constructor(index, found)
+    return made.params if made.known else None
+
+
+def _groups(ctx: Context) -> None:
+    """PL003: entry-point groups that the package reads."""
+    new = {g.name for g in ctx.new.snapshot.surfaces.groups if g.kind == "group"}
+    for g in ctx.old.snapshot.surfaces.groups:
+        if g.kind == "group" and g.name not in new:
+            place = next(
+                ((n.file, n.line) for n in ctx.new.snapshot.surfaces.groups if n.kind == "group"),
+                ctx.survivor(ctx.old.package),
+            )
+            ctx.emit(
+                "PL003",
+                f"entry-point-group:{g.name}",
+                old=g.name,
+                new=", ".join(sorted(new)),
+                at=place,
+                was=(g.file, g.line),
+                why=f"plugins that advertise under {g.name!r} are no longer found",
+                fix=f"read {g.name!r} too",
+            )
+
+
+def _project(ctx: Context) -> None:
+    old, new = ctx.old.snapshot.surfaces.project, ctx.new.snapshot.surfaces.project
+    if not old.file or not new.file:
+        return
+    for name in old.scripts:
+        if name not in new.scripts:
+            ctx.emit(
+                "PL004",
+                f"script:{name}",
+                old=name,
+                new="",
+                at=(new.file, 1),
+                was=(old.file, old.lines.get(name, 1)),
+                why=f"the command {name} is gone",
+                fix=f"keep {name} as a second script",
+            )
+    for group, names in old.entry_points.items():
+        if group not in new.entry_points:
+            ctx.emit(
+                "PL003",
+                f"entry-point-group:{group}",
+                old=group,
+                new=", ".join(sorted(new.entry_points)),
+                at=(new.file, 1),
+                was=(old.file, old.lines.get(group, 1)),
+                why=f"what reads the group {group!r} finds nothing here",
+                fix=f"keep advertising under {group!r}",
+            )
+            continue
+        for name in names:
+            if name not in new.entry_points[group]:
+                ctx.emit(
+                    "PL003",
+                    f"entry-point:{group}:{name}",
+                    old=name,
+                    new="",
+                    at=(new.file, 1),
+                    was=(old.file, old.lines.get(name, 1)),
+                    why=f"recipes and tools that name {name!r} fail",
+                    fix=f"keep {name!r} as a second entry point",
+                )

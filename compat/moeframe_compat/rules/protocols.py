@@ -1,0 +1,252 @@
+"""PA001-PA010: what others implement. Here an addition breaks, because implementers do not have it."""
+
+from __future__ import annotations
+
+from moeframe_compat.index.annotations import alternatives, covers, show
+from moeframe_compat.index.lookup import Found, Index
+from moeframe_compat.index.public import is_private
+from moeframe_compat.index.signatures import bound
+from moeframe_compat.model.objects import Attribute, CallShape, Class, Function
+from moeframe_compat.rules.context import Context
+
+_PROTOCOL = ("typing.Protocol", "typing_extensions.Protocol")
+
+
+def is_protocol(index: Index, cls: Found) -> bool:
+    """Is the class itself a Protocol (and not merely an implementation of one)?"""
+    if not isinstance(cls.obj, Class):
+        return False
+    for text in cls.obj.bases:
+        base = index.base(cls.module, text)
+        if base is not None and base.path in _PROTOCOL:
+            return True
+    return False
+
+
+def is_abstract(index: Index, cls: Found) -> bool:
+    """Does Python refuse instances while abstract methods are missing?"""
+    for c in index.mro(cls):
+        if c.path in ("abc.ABC", *_PROTOCOL):
+            return True
+        if isinstance(c.obj, Class) and c.obj.keywords.get("metaclass", "").rpartition(".")[2] == "ABCMeta":
+            return True
+    return False
+
+
+def implemented_by_others(ctx: Context, owner: Found, method: Found) -> bool:
+    """Is this old method one that users of the package write themselves?"""
+    assert isinstance(method.obj, Function)
+    return is_protocol(ctx.old, owner) or (method.obj.abstract and is_abstract(ctx.old, owner))
+
+
+def check_implementers(ctx: Context, path: str, old: Found, new: Found) -> None:
+    """Rules for a class that users implement or subclass."""
+    if is_protocol(ctx.old, old):
+        _protocol(ctx, path, old, new)
+    if is_abstract(ctx.new, new) and not is_protocol(ctx.new, new):
+        _abstract(ctx, path, old, new)
+    for name, m in _methods(old).items():
+        found = ctx.new.member(new, name)
+        member = Found(f"{old.path}.{name}", old.module, m)
+        if found is not None and isinstance(found.obj, Function) and implemented_by_others(ctx, old, member):
+            _implemented_method(ctx, f"{path}.{name}", member, found)
+
+
+def _methods(cls: Found) -> dict[str, Function]:
+    assert isinstance(cls.obj, Class)
+    return {n: m for n, m in cls.obj.members.items() if isinstance(m, Function) and not is_private(n)}
+
+
+def _protocol(ctx: Context, path: str, old: Found, new: Found) -> None:
+    assert isinstance(old.obj, Class)
+    assert isinstance(new.obj, Class)
+    at, was = ctx.new_place(new), ctx.old_place(old)
+    if not is_protocol(ctx.new, new):
+        ctx.emit(
+            "PA008",
+            path,
+            old="Protocol",
+            new="class",
+            at=at,
+            was=was,
+            why="classes that have the methods but do not inherit are no longer accepted",
+            fix="keep it a Protocol; put shared code into a class beside it",
+        )
+        return
+    if old.obj.decorated("runtime_checkable") and not new.obj.decorated("runtime_checkable"):
+        ctx.emit(
+            "PA007",
+            path,
+            old="@runtime_checkable",
+            new="",
+            at=at,
+            was=was,
+            why="isinstance() with it raises TypeError",
+            fix="keep @runtime_checkable",
+        )
+    had = _protocol_members(ctx.old, old)
+    for name, place in _protocol_members(ctx.new, new).items():
+        if name not in had:
+            ctx.emit(
+                "PA001",
+                f"{path}.{name}",
+                old="",
+                new=name,
+                at=place,
+                was=was,
+                why=f"implementations have no {name}: isinstance() is false, type checkers refuse them, calls fail",
+                fix=f"put {name} into a second Protocol that extends this one",
+            )
+
+
+def _protocol_members(index: Index, cls: Found) -> dict[str, tuple[str, int]]:
+    out: dict[str, tuple[str, int]] = {}
+    for c in index.mro(cls):
+        if isinstance(c.obj, Class) and is_protocol(index, c):
+            for name, m in c.obj.members.items():
+                if name in ("__init__", "__slots__", "__init_subclass__", "__class_getitem__"):
+                    continue
+                if isinstance(m, Function) or (isinstance(m, Attribute) and not m.instance):
+                    out.setdefault(name, (index.modules[c.module].file, m.line))
+    return out
+
+
+def _abstract(ctx: Context, path: str, old: Found, new: Found) -> None:
+    had = _abstract_names(ctx.old, old) if is_abstract(ctx.old, old) else {}
+    for name, owner in _abstract_names(ctx.new, new).items():
+        if name in had or (
+            owner.path != new.path
+            and ctx.old.find(owner.path) is not None
+            and owner.path in ctx.old_surface
+            and owner.path in {c.path for c in ctx.old.mro(old)}
+        ):
+            continue
+        existed = ctx.old.member(old, name) is not None
+        assert isinstance(owner.obj, Class)
+        place = (ctx.new.modules[owner.module].file, owner.obj.members[name].line)
+        ctx.emit(
+            "PA002",
+            f"{path}.{name}",
+            old="concrete" if existed else "",
+            new="abstract",
+            at=place,
+            was=ctx.old_place(old),
+            why=f"subclasses without {name} raise TypeError when instantiated",
+            fix=f"give {name} a body that keeps old subclasses working, or add it in a new base class",
+        )
+
+
+def _abstract_names(index: Index, cls: Found) -> dict[str, Found]:
+    """Names still abstract in a class, and the class that makes each so."""
+    out: dict[str, Found] = {}
+    seen: set[str] = set()
+    for c in index.mro(cls):
+        if isinstance(c.obj, Class):
+            for name, m in c.obj.members.items():
+                if name not in seen:
+                    seen.add(name)
+                    if isinstance(m, Function) and m.abstract:
+                        out[name] = c
+    return out
+
+
+def _implemented_method(ctx: Context, path: str, old: Found, new: Found) -> None:
+    a, b = old.obj, new.obj
+    assert isinstance(a, Function)
+    assert isinstance(b, Function)
+    at, was = ctx.new_place(new), ctx.old_place(old)
+    passed = _passed(ctx, b.name)
+    names = {p.name for p in bound(a)}
+    open_ended = any(p.kind == "vk" for p in a.params)
+    renamed = len(names - {p.name for p in bound(b)})
+    for p in bound(b):
+        if p.name in names or p.variadic or open_ended or p.required or renamed:
+            continue
+        used = p.name in passed
+        ctx.emit(
+            "PA003",
+            f"{path}({p.name})",
+            old="",
+            new=f"{p.name}={p.default}",
+            at=at,
+            was=was,
+            why=f"implementations do not take {p.name}"
+            + (": the package passes it, they raise TypeError" if used else ""),
+            fix=f"pass {p.name} only to implementations that accept it, or add a second Protocol",
+            severity="error" if used else "",
+            kind="hard" if used else "",
+        )
+    before = alternatives(ctx.old, old.module, a.returns)
+    now = alternatives(ctx.new, new.module, b.returns)
+    if (
+        before is not None
+        and now is not None
+        and covers(ctx.new, now, before) is False
+        and covers(ctx.new, before, now)
+    ):
+        ctx.emit(
+            "PA006",
+            path,
+            old=f"-> {show(before)}",
+            new=f"-> {show(now)}",
+            at=at,
+            was=was,
+            why="implementations that return what was allowed are refused by type checkers",
+            fix=f"keep -> {show(before)}",
+        )
+
+
+def _passed(ctx: Context, method: str) -> set[str]:
+    """Keywords that the new release passes to methods of this name."""
+    if "passed" not in ctx.scratch:
+        table: dict[str, set[str]] = {}
+        for module in ctx.new.modules.values():
+            for f in functions_of(list(module.members.values())):
+                for name, keywords in f.body.keyword_calls.items():
+                    table.setdefault(name, set()).update(keywords)
+        ctx.scratch["passed"] = table
+    found: dict[str, set[str]] = ctx.scratch["passed"]
+    return found.get(method, set())
+
+
+def functions_of(members: list[object]) -> list[Function]:
+    """All functions among members, those of classes included."""
+    out: list[Function] = []
+    for m in members:
+        if isinstance(m, Function):
+            out.append(m)
+        elif isinstance(m, Class):
+            out += functions_of(list(m.members.values()))
+    return out
+
+
+def check_callbacks(ctx: Context, path: str, old: Found, new: Found) -> None:
+    """PA010: a function calls a callable it was given in another way."""
+    assert isinstance(old.obj, Function)
+    assert isinstance(new.obj, Function)
+    for name, shapes in old.obj.body.param_calls.items():
+        now = new.obj.body.param_calls.get(name)
+        if now is None or any(s.open for s in (*shapes, *now)):
+            continue
+        fresh = [s for s in now if not any(_fits(s, t) for t in shapes)]
+        if not fresh or any(_fits(s, t) for s in now for t in shapes):
+            continue
+        ctx.emit(
+            "PA010",
+            f"{path}({name})",
+            old=_spell(name, shapes[0]),
+            new=_spell(name, fresh[0]),
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why=f"callables passed as {name} get other arguments and raise TypeError",
+            fix=f"call {name} as before when it does not take the new arguments (inspect.signature)",
+        )
+
+
+def _fits(new: CallShape, old: CallShape) -> bool:
+    """Would a callable made for the old call take the new one?"""
+    return new.npos == old.npos and set(new.names) == set(old.names)
+
+
+def _spell(name: str, shape: CallShape) -> str:
+    return f"{name}({', '.join(['…'] * shape.npos + [f'{n}=…' for n in shape.names])})"

@@ -1,0 +1,33 @@
+"""For those who write rules: compare two releases given as source texts."""
+
+from __future__ import annotations
+
+from moeframe_compat.extract.package import Extraction, read_package
+from moeframe_compat.extract.trees import Tree
+from moeframe_compat.model.snapshot import Snapshot
+from moeframe_compat.policy.ledger import parse_ledger
+from moeframe_compat.policy.settings import Settings
+from moeframe_compat.report import Report, compare
+
+
+def snapshot_of(files: str | dict[str, str], label: str = "release", package: str = "pkg") -> Snapshot:
+    """A release from the text of its `__init__.py`, or from texts by file name below the package's folder."""
+    texts = {"__init__.py": files} if isinstance(files, str) else files
+    return read_package(
+        Tree(label, package, package, {f"{package}/{n}": t.encode() for n, t in texts.items()}), Extraction(package)
+    )
+
+
+def compare_sources(
+    before: str | dict[str, str],
+    after: str | dict[str, str],
+    *,
+    off: frozenset[str] = frozenset(),
+    ledger: str = "",
+    settings: Settings | None = None,
+) -> Report:
+    """The report on two releases of `pkg`; `off` switches rules off, `ledger` is the text of a changes.toml."""
+    changes = parse_ledger(ledger, "changes.toml") if ledger else []
+    return compare(
+        snapshot_of(before, "old"), snapshot_of(after, "new"), settings or Settings(probe=False), changes, [], off
+    )

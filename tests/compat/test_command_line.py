@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from moeframe_compat.cli import main
+from moeframe_compat.rules.base import catalogue
+
+BEFORE = "def f(a, b=1): return a\n"
+AFTER = "def f(a, c=1): return a\n"
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEFRAME_COMPAT_CACHE", "off")
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`a` and `b` hold two releases of pkg that differ in a parameter's name."""
+    for name, text in (("a", BEFORE), ("b", AFTER)):
+        (tmp_path / name / "pkg").mkdir(parents=True)
+        (tmp_path / name / "pkg" / "__init__.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(*args: str) -> int:
+    return main(["check", "--old", "dir:a", "--new", "dir:b", "--package", "pkg", *args])
+
+
+def git(folder: Path, *args: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *identity, *args], check=True, capture_output=True)
+
+
+def test_findings_exit_1_and_none_exit_0(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check() == 1
+    assert main(["check", "--old", "dir:a", "--new", "dir:a", "--package", "pkg"]) == 0
+    assert capsys.readouterr().out.endswith("needed bump: none | declared: unknown\n")
+
+
+def test_the_text_names_rule_places_reason_and_fix(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check()
+    out = capsys.readouterr().out
+    assert "error PY102 parameter renamed: pkg.f(b)" in out
+    assert "old  pkg/__init__.py:1 @a    new  pkg/__init__.py:1" in out
+    assert "1 error, 0 warnings from 1 cause (1 object)" in out
+
+
+def test_the_same_input_gives_the_same_bytes(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ("text", "json", "github", "markdown"):
+        check("--format", form)
+        first = capsys.readouterr().out
+        check("--format", form)
+        assert capsys.readouterr().out == first
+        assert str(releases) not in first
+
+
+def test_json_findings_have_the_fields_of_the_contract(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check("--format", "json")
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    wanted = {"rule", "severity", "kind", "audience", "symbol", "old", "new", "file", "line", "why", "fix", "id"}
+    assert wanted <= set(finding)
+    assert finding["id"].startswith("PY102:")
+
+
+def test_github_annotations_stand_on_real_lines(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check("--format", "github")
+    assert capsys.readouterr().out.startswith("::error file=pkg/__init__.py,line=1,title=PY102")
+
+
+def test_explicit_releases_ignore_the_configuration_of_the_working_directory(releases: Path) -> None:
+    (releases / "pyproject.toml").write_text("[tool.moeframe_compat]\nexclude = ['*']\nnonsense = 1\n")
+    assert check() == 1
+
+
+def test_without_releases_the_settings_decide(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (releases / "b" / "pyproject.toml").write_text("[tool.moeframe_compat]\npackage = 'pkg'\nbaseline = 'dir:../a'\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(releases / "b")
+        assert main(["check"]) == 1
+        (releases / "b" / "pyproject.toml").write_text("[tool.moeframe_compat]\npackge = 'pkg'\n")
+        assert main(["check"]) == 2
+    assert "unknown key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "code", "words"),
+    [
+        ("bogus", 2, "expected one of dir:"),
+        ("dir:nowhere", 3, "no such directory"),
+        ("git:v9", 3, "no such commit"),
+        ("wheel:none.whl", 3, "no such file"),
+        ("snapshot:none.json", 3, "No such file"),
+    ],
+)
+def test_a_baseline_that_cannot_be_read_is_never_clean(
+    releases: Path, capsys: pytest.CaptureFixture[str], old: str, code: int, words: str
+) -> None:
+    git(releases, "init", "-q", ".")
+    assert main(["check", "--old", old, "--new", "dir:b", "--package", "pkg"]) == code
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"def f(:\n", "pkg/bad.py:1: not valid Python"),
+        (b's = "\xff\xfe"\n', "not readable as text"),
+        (b"x\x00y\n", "not valid Python"),
+        (b"x = " + b"+".join([b"1"] * 20000), "nested too deeply"),
+        (b"#" * (8 * 2**20 + 1), "are not read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_exits_3(
+    releases: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str
+) -> None:
+    (releases / "b" / "pkg" / "bad.py").write_bytes(content)
+    assert check() == 3
+    assert words in capsys.readouterr().err
+
+
+def test_a_declared_encoding_is_respected(releases: Path) -> None:
+    (releases / "b" / "pkg" / "old.py").write_bytes(b'# -*- coding: latin-1 -*-\ns = "\xe9"\n')
+    assert check() == 1
+
+
+def test_a_package_that_is_not_there_exits_3(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--old", "dir:a", "--new", "dir:b", "--package", "other"]) == 3
+    assert "it holds pkg" in capsys.readouterr().err
+
+
+def test_git_and_wheel_read_like_a_directory(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    git(releases / "a", "init", "-q", ".")
+    git(releases / "a", "add", ".")
+    git(releases / "a", "commit", "-qm", "one")
+    git(releases / "a", "tag", "v1")
+    with zipfile.ZipFile(releases / "pkg-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pkg/__init__.py", BEFORE)
+        wheel.writestr("pkg-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pkg\nVersion: 1.0\n")
+    assert main(["check", "--old", "wheel:pkg-1.0-py3-none-any.whl", "--new", "dir:b", "--package", "pkg"]) == 1
+    assert "needed bump: major" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(releases / "a")
+        assert main(["check", "--old", "git:v1", "--new", "dir:../b", "--package", "pkg"]) == 1
+
+
+def test_a_snapshot_file_stands_in_for_its_release(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "dir:a", "--package", "pkg", "--output", "base.json"]) == 0
+    first = Path("base.json").read_bytes()
+    assert main(["snapshot", "dir:a", "--package", "pkg", "--output", "base.json"]) == 0
+    assert Path("base.json").read_bytes() == first
+    capsys.readouterr()
+    assert main(["check", "--old", "snapshot:base.json", "--new", "dir:b", "--package", "pkg", "--format", "json"]) == 1
+    from_file = json.loads(capsys.readouterr().out)
+    check("--format", "json")
+    direct = json.loads(capsys.readouterr().out)
+    assert from_file["findings"] == direct["findings"]
+
+
+def test_a_snapshot_edited_by_hand_is_refused(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["snapshot", "dir:a", "--package", "pkg", "--output", "base.json"])
+    path = Path("base.json")
+    path.write_text(path.read_text().replace('"b"', '"c"'))
+    assert main(["check", "--old", "snapshot:base.json", "--new", "dir:b", "--package", "pkg"]) == 3
+    assert "does not match its sha256" in capsys.readouterr().err
+
+
+def test_without_sources_shims_are_not_judged(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["snapshot", "dir:b", "--package", "pkg", "--output", "new.json"])
+    capsys.readouterr()
+    main(["check", "--old", "dir:a", "--new", "snapshot:new.json", "--package", "pkg"])
+    assert "skipped DP004" in capsys.readouterr().out
+
+
+def test_explain_prints_code_break_and_fix_of_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    for code in catalogue():
+        assert main(["explain", code]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"{code}  ")
+        assert "your code\n    " in out
+        assert "the fix\n    " in out
+    assert main(["explain", "XX999"]) == 2
+
+
+def test_a_fresh_process_needs_neither_torch_nor_moeframe(releases: Path) -> None:
+    code = (
+        "import sys; from moeframe_compat.cli import main\n"
+        "main(['check', '--old', 'dir:a', '--new', 'dir:b', '--package', 'pkg'])\n"
+        "assert not {'torch', 'moeframe'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

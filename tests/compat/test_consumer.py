@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from moeframe_compat.cli import main
+from moeframe_compat.consumer.report import check_plugin
+from moeframe_compat.pytest_plugin import fail_if_broken
+
+OLD = """
+import pluggy
+from typing import Protocol
+hookspec = pluggy.HookspecMarker("moe")
+hookimpl = pluggy.HookimplMarker("moe")
+
+@hookspec
+def offer(config, enable_deepep): ...
+
+class Dispatcher(Protocol):
+    def send(self, x): ...
+
+def route(x, num_experts=8): return x
+def unused(a): return a
+class Engine:
+    def __init__(self, n=1): self.local = n
+"""
+NEW = """
+import pluggy
+from typing import Protocol
+hookspec = pluggy.HookspecMarker("moe")
+hookimpl = pluggy.HookimplMarker("moe")
+
+@hookspec
+def offer(config, use_flex): ...
+
+class Dispatcher(Protocol):
+    name: str
+    def send(self, x): ...
+
+def route(x, n_experts=8): return x
+def unused(b): return b
+class Engine:
+    def __init__(self, n=1): self.inner = n
+"""
+PLUGIN = """
+from moe import Engine, hookimpl, route
+
+@hookimpl
+def offer(config, enable_deepep):
+    return Mine()
+
+class Mine:
+    def send(self, x):
+        return route(x, num_experts=4)
+
+def peek():
+    return route(1), Engine().local
+"""
+
+
+@pytest.fixture
+def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in (("v1", OLD), ("v2", NEW), ("v1b", OLD + "\ndef fresh(): return 1\n")):
+        (tmp_path / name / "moe").mkdir(parents=True)
+        (tmp_path / name / "moe" / "__init__.py").write_text(text)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "plugin.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOEFRAME_COMPAT_CACHE", "off")
+    return tmp_path
+
+
+def test_only_what_the_plugin_uses_is_reported_with_its_line_and_rewrite(releases: Path) -> None:
+    hits = check_plugin(Path("mine"), "dir:v1", "dir:v2", "moe").hits
+    found = {(h.place.line, h.finding.rule) for h in hits}
+    assert found == {(5, "HK002"), (8, "PA001"), (10, "PY102"), (13, "PY201")}
+    assert {h.rewrite for h in hits if h.finding.rule == "PY102"} == {"write n_experts for num_experts"}
+
+
+def test_a_pair_that_breaks_nothing_is_clean(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["plugin", "mine", "--from", "dir:v1", "--package", "moe", "--to"]
+    assert main([*args, "dir:v1b"]) == 0
+    assert main([*args, "dir:v2"]) == 1
+    assert "mine" not in capsys.readouterr().err
+
+
+def test_recipes_of_the_plugin_are_read(releases: Path) -> None:
+    for name, key in (("c1", "enable_deepep"), ("c2", "use_flex")):
+        (releases / name / "moe").mkdir(parents=True)
+        text = f"from dataclasses import dataclass\n@dataclass\nclass RunConfig:\n    {key}: bool = False\n"
+        (releases / name / "moe" / "__init__.py").write_text(text)
+    (releases / "mine" / "run.yaml").write_text("model: 1\ndispatch:\n  enable_deepep: true\n")
+    hits = check_plugin(Path("mine"), "dir:c1", "dir:c2", "moe").hits
+    assert [(h.place.file, h.place.line) for h in hits if h.finding.rule.startswith("CF")] == [("run.yaml", 3)]
+
+
+def test_a_plugin_that_is_not_there_exits_3(releases: Path) -> None:
+    assert main(["plugin", "nowhere", "--from", "dir:v1", "--to", "dir:v2", "--package", "moe"]) == 3
+
+
+def test_the_pytest_helper_fails_with_the_places(releases: Path) -> None:
+    fail_if_broken("mine", package="moe", old="dir:v1", new="dir:v1b")
+    with pytest.raises(pytest.fail.Exception, match=r"plugin.py:10: error PY102"):
+        fail_if_broken("mine", package="moe", old="dir:v1", new="dir:v2")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from moeframe_torch_sharding.units import require_plan_fits, unit_module
+from moeframe_torch_sharding.units import require_plan_fits, unit_modules
 from torch import nn
 
 from moeframe.errors import ContractError
@@ -27,8 +29,14 @@ def plan(*units: tuple[str, tuple[str, ...]], parameters: tuple[str, ...] = ("0.
 def test_a_plan_that_fits_passes() -> None:
     fits = plan(("0.0", ("0.0.weight",)), ("0", ()), ("", ("1.weight",)))
     require_plan_fits(model(), fits)
-    assert isinstance(unit_module(model(), fits.units[0]), nn.Linear)
-    assert len(list(unit_module(model(), fits.units[2]).children())) == 2
+    whole = model()
+    assert unit_modules(whole, fits, fits.units[0]) == [whole[0][0]]
+    assert unit_modules(whole, fits, fits.units[2]) == [whole]
+
+
+def test_the_root_unit_stands_for_every_module_that_a_schedule_calls() -> None:
+    whole, fits = model(), plan(("0.0", ("0.0.weight",)), ("", ("1.weight",)))
+    assert unit_modules(whole, replace(fits, roots=("0", "1")), fits.units[1]) == [whole[0], whole[1]]
 
 
 @pytest.mark.parametrize(

@@ -178,10 +178,11 @@ class ShardedModel(Protocol):
         ...
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state of an optimizer that `optimizer` made: for each parameter name its tensors, by key.
+        """Return the state of an optimizer that `optimizer` made: `step`, `exp_avg` and `exp_avg_sq` by parameter name.
 
-        Tensors of a parameter's shape have its global shape and lie as in `state_dict`; the step count is a scalar.
-        All keys exist before the first step too, so that the result can be loaded into.
+        The moments have the parameter's global shape, as tensors or DTensors that may lie otherwise than in
+        `state_dict`; the step count is a scalar. All keys exist before the first step too, so that the result can be
+        loaded into.
         """
         ...
 

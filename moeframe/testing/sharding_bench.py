@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TOLERANCE", "Bench", "Subject", "describe", "learning_rate", "require"]
 
-TOLERANCE: Mapping[DtypeName, float] = {"float64": 1e-9, "float32": 1e-4}
+TOLERANCE: Mapping[DtypeName, float] = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.1}
 """Largest allowed difference of a tensor, relative to its largest value."""
 
 Tensors = Mapping[str, torch.Tensor]
@@ -85,7 +85,7 @@ class Bench:
         self.device = torch.device("cuda", rank) if subject.device == "cuda" else torch.device("cpu")
         self.meshes = build_meshes(degrees, self.device)
         self.precision = Precision.of(precision)
-        self.tolerance = TOLERANCE.get(precision, 0.0)
+        self.tolerance = TOLERANCE[precision]
         self.place = f"{describe(degrees)}, rank {rank}"
         count = num_experts or 2 * degrees.ep
         self.batches = replace(batches or Batches(data_ranks=1), data_ranks=degrees.data_ranks)

@@ -131,9 +131,10 @@ class ShardingConformance:
         """Schedules run the phases of a block, not always the model."""
         self._run(ranks, wide, checks.check_phases)
 
-    def test_float32_is_near(self, ranks: RankPool, wide: Degrees) -> None:
-        """The same gradients in float32, within its tolerance."""
-        self._run(ranks, wide, checks.check_gradients, precision="float32")
+    def test_fewer_bits_stay_near(self, ranks: RankPool, wide: Degrees) -> None:
+        """The same gradients in float32 and bfloat16, within their tolerances."""
+        for precision in ("float32", "bfloat16"):
+            self._run(ranks, wide, checks.check_gradients, precision=precision)
 
     def test_dtypes_of_rest_gather_and_sum(self, ranks: RankPool, wide: Degrees, dtype: DtypeName) -> None:
         """In bfloat16 weights, gradients and sums stay float32, and a router's weight arrives in it."""
@@ -170,7 +171,7 @@ class ShardingConformance:
     def _exchanges(self) -> list[tuple[Degrees, Degrees]]:
         """Pair every legal layout of one stage with the next, the last with the first."""
         legal = [layout for layout in self.legal_layouts() if layout.pp == 1]
-        return list(zip(legal, [*legal[1:], legal[0]], strict=True))
+        return list(zip(legal, [*legal[1:], *legal[:1]], strict=True))
 
 
 def _id(layout: Degrees) -> str:

@@ -212,7 +212,7 @@ class Toy(nn.Module):
 def initial_values(name: str, global_shape: tuple[int, ...], stage: int = 0) -> torch.Tensor:
     """Return the first values of a parameter or buffer, float64, by its name."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {stage}".encode()))
-    return torch.randn(global_shape, dtype=torch.float64, generator=generator)
+    return torch.randn(global_shape, dtype=torch.float64, generator=generator) / 2
 
 
 def plan_of(model: Toy, placement: Placement, dtype: torch.dtype, *, stage: int = 0) -> ModelPlan:

@@ -31,7 +31,7 @@ def degrees_of(layout: tuple[int, int, int, int]) -> Degrees:
 
 
 def describe(layout: tuple[int, int, int, int]) -> dict[str, Any]:
-    """What one rank sees: for every axis its ranks, size, coordinate and a sum over the group; the meshes over several."""
+    """What one rank sees: for every axis its ranks, size, coordinate and a sum over its group; meshes over several."""
     meshes: Meshes = build_meshes(degrees_of(layout), CPU, timeout=timedelta(seconds=30))
     seen: dict[str, Any] = {}
     for axis in AXES:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moeframe_torch_sharding.buckets import bucketed, sum_between_ranks_
+from moeframe_torch_sharding.buckets import bucketed, fill_from_pieces_, sum_between_ranks_, summed_pieces
+from moeframe_torch_sharding.cuts import Cut
 from torch import distributed as dist
 
 from moeframe.testing.ranks import RankPool
@@ -46,3 +47,37 @@ def alone() -> list[float]:
 
 def test_c09_a_group_of_one_changes_nothing(ranks: RankPool) -> None:
     assert ranks.run(alone, world_size=1) == [[1.0]]
+
+
+def pieces_of(bucket_bytes: int) -> tuple[list[list[float]], list[str], list[list[float]]]:
+    """Sum three tensors into pieces, the middle one in bfloat16; double the pieces; put them together again."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    tensors = [
+        torch.full((3, 2), rank + 1.0),
+        torch.full((1, 8), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16).T.contiguous().T,
+        torch.arange(5.0),
+    ]
+    cuts = [Cut((3, 2), 0, ranks), Cut((1, 8), 1, ranks), Cut((5,), 0, ranks)]
+    pieces = summed_pieces(tensors, cuts, group, torch.float32, bucket_bytes)
+    found = [piece.flatten().tolist() for piece in pieces]
+    for piece in pieces:
+        piece.mul_(2)
+    fill_from_pieces_(tensors, pieces, cuts, group, bucket_bytes)
+    return found, [str(piece.dtype) for piece in pieces], [tensor.flatten().tolist() for tensor in tensors]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 25, 1000])
+def test_pieces_of_sums_and_tensors_of_pieces(ranks: RankPool, bucket_bytes: int) -> None:
+    """Over four ranks the rows 3 are 1, 1, 1, 0, the 5 numbers 2, 2, 1, 0; the float32 sum 259 rounds to 260."""
+    found = ranks.run(pieces_of, bucket_bytes)
+    assert [pieces for pieces, *_ in found] == [
+        [[10.0, 10.0], [260.0, 260.0], [0.0, 4.0]],
+        [[10.0, 10.0], [260.0, 260.0], [8.0, 12.0]],
+        [[10.0, 10.0], [260.0, 260.0], [16.0]],
+        [[], [260.0, 260.0], []],
+    ]
+    for _, dtypes, wholes in found:
+        assert dtypes == ["torch.float32", "torch.bfloat16", "torch.float32"]
+        assert wholes == [[20.0] * 6, [520.0] * 8, [0.0, 8.0, 16.0, 24.0, 32.0]]

@@ -77,21 +77,21 @@ def expert_gradients(name: str, ep: int, tokens: list[tuple[float, int]], micro_
 
 
 @pytest.mark.parametrize(("world", "ep"), [(1, 1), (2, 2), (2, 1), (4, 2), (4, 4)])
-@pytest.mark.parametrize("name", ["replicate", "fsdp2"])
+@pytest.mark.parametrize("name", ["replicate", "zero1", "fsdp2", "hsdp"])
 def test_c08_expert_gradients_are_those_of_one_process(ranks: RankPool, name: str, world: int, ep: int) -> None:
     """C07's four tokens; experts 2 and 3 get none."""
     tokens = [(1.0, 0), (2.0, 1), (3.0, 0), (4.0, 1)]
     assert ranks.run(expert_gradients, name, ep, tokens, world_size=world) == [[1.0, 1.5, 0.0, 0.0]] * world
 
 
-@pytest.mark.parametrize("name", ["replicate", "fsdp2"])
+@pytest.mark.parametrize("name", ["replicate", "zero1", "fsdp2", "hsdp"])
 def test_c09_micro_batches_add_up_in_an_expert_group_of_one(ranks: RankPool, name: str) -> None:
     """EP = DP = 2, so each expert has one holder; four micro-batches give it a gradient of 1 each."""
     tokens = [(8.0, 0), (8.0, 3)]
     assert ranks.run(expert_gradients, name, 2, tokens, 4, world_size=2) == [[4.0, 0.0, 0.0, 4.0]] * 2
 
 
-@pytest.mark.parametrize("name", ["replicate", "fsdp2"])
+@pytest.mark.parametrize("name", ["replicate", "zero1", "fsdp2", "hsdp"])
 def test_c34_ranks_that_use_different_experts_do_not_mix_them(ranks: RankPool, name: str) -> None:
     """Rank r sends x = r + 1 to expert r only, and holds all experts: 1/2 and 2/2."""
     tokens = [(1.0, 0), (2.0, 1)]

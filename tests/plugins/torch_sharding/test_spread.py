@@ -44,13 +44,15 @@ def test_pieces_are_cut_as_dtensor_cuts_them(ranks: RankPool, shape: tuple[int, 
 
 
 def cut_alone() -> bool:
-    mesh = init_device_mesh("cpu", (1,))
-    piece = torch.ones(2)
-    return Spread((2,), mesh, (Shard(0),)).whole(piece).data_ptr() != piece.data_ptr()
+    piece, size = torch.ones(2), dist.get_world_size()
+    line = Spread((2,), init_device_mesh("cpu", (size,)), (Replicate(),))
+    square = Spread((2,), init_device_mesh("cpu", (size, 1)), (Replicate(), Shard(0)))
+    return all(spread.whole(piece).data_ptr() != piece.data_ptr() for spread in (line, square))
 
 
-def test_the_whole_on_one_rank_is_a_copy(ranks: RankPool) -> None:
+def test_the_whole_is_a_copy_where_nothing_is_cut(ranks: RankPool) -> None:
     assert ranks.run(cut_alone, world_size=1) == [True]
+    assert ranks.run(cut_alone, world_size=2) == [True] * 2
     piece = torch.ones(2)
     assert Spread((2,)).whole(piece).data_ptr() != piece.data_ptr()
     assert Spread((2,)).wrap(piece).data_ptr() == piece.data_ptr()

@@ -11,7 +11,7 @@ from moeframe_torch_sharding.plugin import moeframe_offer_shardings
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from moeframe.errors import ContractError
 from moeframe.mesh.build import build_meshes
@@ -38,7 +38,8 @@ class Holder(nn.Module):
 def shard(name: str, ep: int, num_experts: int, offset: float) -> ShardedModel:
     """Lay out a model in which expert e is filled with e + offset, the dense weight counts, the bias is offset."""
     world = dist.get_world_size() if dist.is_initialized() else 1
-    meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=1, ep=ep), torch.device("cpu"))
+    dp_replicate = 2 if name == "hsdp" and world // ep > 1 else 1
+    meshes = build_meshes(Degrees(world=world, pp=1, dp_replicate=dp_replicate, ep=ep), torch.device("cpu"))
     local = num_experts // ep
     with torch.device("meta"):
         model = Holder(local)
@@ -83,7 +84,11 @@ def save(name: str, ep: int, num_experts: int, folder: Path) -> dict[str, tuple[
     state = state_of(sharded, optimizer)
     for key, moments in state["optimizer"].items():
         moments["step"].fill_(7.0)
-        moments["exp_avg"].copy_(state["model"][key] + 10.0)
+        value, moment = state["model"][key] + 10.0, moments["exp_avg"]
+        if isinstance(moment, DTensor):  # zero1 holds parameters whole
+            value = value.full_tensor() if isinstance(value, DTensor) else value
+            value = distribute_tensor(value, moment.device_mesh, moment.placements)
+        moment.copy_(value)
     if dist.is_initialized():
         checkpoint.save(state, checkpoint_id=folder)
     else:
@@ -117,7 +122,7 @@ def load(name: str, ep: int, num_experts: int, folder: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("saved_by", ["replicate", "fsdp2"])
+@pytest.mark.parametrize("saved_by", ["replicate", "zero1", "fsdp2", "hsdp"])
 def test_c41_experts_return_by_global_id_in_every_layout(ranks: RankPool, tmp_path: Path, saved_by: str) -> None:
     shapes = ranks.run(save, saved_by, 2, 4, tmp_path)
     assert shapes == [{"routed.weight": (4, 3, 2), "dense": (5, 2), "bias": (2,)}] * 4
@@ -130,6 +135,11 @@ def test_c41_experts_return_by_global_id_in_every_layout(ranks: RankPool, tmp_pa
         ("fsdp2", 4, 4),
         ("replicate", 2, 2),
         ("fsdp2", 1, 1),
+        ("zero1", 4, 1),
+        ("zero1", 4, 2),
+        ("zero1", 2, 2),
+        ("hsdp", 4, 1),
+        ("hsdp", 4, 2),
     ]:
         assert all(ranks.run(load, name, ep, 4, tmp_path, world_size=world))
 
@@ -139,7 +149,8 @@ def test_uneven_expert_pieces_are_saved_and_loaded(ranks: RankPool, tmp_path: Pa
     """Over 4 ranks: 3 experts in pieces of 1, 1, 1, 0; stacks of 3 in pieces of 2, 1; stacks of 1 in pieces of 1, 0."""
     ranks.run(save, "fsdp2", ep, num_experts, tmp_path)
     assert all(ranks.run(load, "replicate", 1, num_experts, tmp_path, world_size=2))
-    assert all(ranks.run(load, "fsdp2", ep, num_experts, tmp_path))
+    for name in ("fsdp2", "zero1", "hsdp"):
+        assert all(ranks.run(load, name, ep, num_experts, tmp_path))
 
 
 def exchange(from_name: str, to_name: str) -> bool:
@@ -155,7 +166,17 @@ def exchange(from_name: str, to_name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("from_name", "to_name"), [("replicate", "fsdp2"), ("fsdp2", "replicate"), ("fsdp2", "fsdp2")])
+@pytest.mark.parametrize(
+    ("from_name", "to_name"),
+    [
+        ("replicate", "fsdp2"),
+        ("fsdp2", "replicate"),
+        ("fsdp2", "fsdp2"),
+        ("zero1", "hsdp"),
+        ("hsdp", "zero1"),
+        ("hsdp", "fsdp2"),
+    ],
+)
 def test_a_state_loads_from_another_layout_or_whole(ranks: RankPool, from_name: str, to_name: str) -> None:
     assert all(ranks.run(exchange, from_name, to_name))
 

@@ -17,6 +17,7 @@ import torch
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import LoadedRecipe, read_recipe, with_overrides
 from moeframe.config.schema import Recipe, TrainConfig
+from moeframe.debug.ledger import Ledger, ledger
 from moeframe.debug.poison import poisoned
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import PluginHost, build_plugin_manager
@@ -60,6 +61,8 @@ class Job:
     stages: Sequence[Stage]
     train_data: Dataset
     validation_data: Dataset
+    ledger: Ledger | None
+    """Of collectives, with `debug.ledger`."""
     _open: ExitStack
 
     def train(self, run_dir: Path | None = None, *, resume_step: int = 0, progress: bool = True) -> Summary:
@@ -114,6 +117,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
     recipe, precision = composition.recipe, composition.precision
     with ExitStack() as stack:
         stack.enter_context(joined(world, device))
+        entries = stack.enter_context(ledger(recipe.debug.ledger_timeout_s)) if recipe.debug.ledger else None
         if recipe.debug.poison:
             stack.enter_context(poisoned())
         meshes = build_meshes(composition.degrees, device)
@@ -123,6 +127,8 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         parts = _parts(composition, compute, dispatcher, meshes)
         model = next(iter(parts.values())) if len(parts) == 1 else StagedModel(list(parts.values()))
         recompute_blocks(model, _recompute(recipe.train))
+        if entries is not None:
+            entries.know(model)
         if recipe.train.compile:
             compile_phases(model)
         plan = build_plan(model, seed=recipe.train.seed, source=_weights(recipe))
@@ -145,6 +151,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
             stages=[ModelStage(part, index=i, num_stages=composition.num_stages) for i, part in parts.items()],
             train_data=train_data,
             validation_data=validation_data,
+            ledger=entries,
             _open=stack.pop_all(),
         )
 

@@ -75,6 +75,10 @@ class RunDirectory:
         """Logs by rank."""
         return self.path / "log"
 
+    def ledger_file(self, rank: int) -> Path:
+        """The collectives of one rank, when it failed under `debug.ledger`."""
+        return self.path / "ledger" / f"rank-{rank}.jsonl"
+
     @property
     def checkpoints(self) -> Path:
         """Checkpoints by step."""

@@ -79,6 +79,8 @@ def _train(run_dir: RunDirectory, world: World, resume_step: int, plugins: Seque
             return summary
     except BaseException as error:
         if job is not None:
+            if job.ledger is not None:
+                job.ledger.write(run_dir.ledger_file(world.rank))
             job.host.call_each("moeframe_on_failure", error=error, place=trace.current(), rank=world.rank)
         raise
 

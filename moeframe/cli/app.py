@@ -32,6 +32,7 @@ PluginOption = Annotated[
         show_default=False,
     ),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the same as data.")]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
@@ -109,17 +110,54 @@ def _explain(
         raise refusal
 
 
-@app.command("plugins")
-def _list_plugins(
+@app.command("verify")
+def _verify(
     context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
     plugin: PluginOption = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as data.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
+    """Prove that a recipe computes what one process computes; at toy size, on the CPU.
+
+    Exit code: 0 proved, 1 different, 2 refused, 3 not everything could be run.
+    """
+    from moeframe.cli.verify import verify_recipe
+
+    raise typer.Exit(verify_recipe(recipe, overrides or [], _plugins(context, plugin), as_json=as_json))
+
+
+_plugins_app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
+app.add_typer(_plugins_app, name="plugins")
+
+
+@_plugins_app.callback(invoke_without_command=True)
+def _list_plugins(context: typer.Context, plugin: PluginOption = None, *, as_json: JsonOption = False) -> None:
     """List what is offered, by whom, and whether it can be used here."""
+    context.obj = tuple(_plugins(context, plugin))
+    if context.invoked_subcommand is not None:
+        return
     from moeframe.cli.plugins import plugins
 
-    plugins(_plugins(context, plugin), as_json=as_json)
+    plugins(context.obj, as_json=as_json)
+
+
+@_plugins_app.command("test")
+def _test_plugin(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A backend, as `plugins` lists it.", show_default=False)],
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="dispatcher or sharding, if both have the name.")
+    ] = None,
+    plugin: PluginOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the conformance kit of a backend's kind on it."""
+    from moeframe.cli.conformance import conformance
+
+    raise typer.Exit(conformance(name, kind, _plugins(context, plugin), as_json=as_json))
 
 
 @app.command("tokenize")

@@ -1,0 +1,74 @@
+"""`moeframe verify`: the proof of one recipe on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+import typer
+
+from moeframe.config.compose import compose
+from moeframe.config.load import read_recipe
+from moeframe.hooks.catalog import Catalog
+from moeframe.hooks.manager import build_plugin_manager
+from moeframe.verify import verify
+from moeframe.verify.reference.plugin import MODULE
+
+__all__ = ["verify_recipe"]
+
+_NARROWEST: Final = 80
+_WIDEST: Final = 120
+
+
+def verify_recipe(recipe: Path, overrides: Sequence[str], plugins: Sequence[str], *, as_json: bool = False) -> int:
+    """Prove a recipe, print the table, and return the exit code: 0 proved, 1 different, 3 something was not run.
+
+    Raises:
+        RecipeError: the recipe is wrong, or names a backend that cannot be proved on a CPU in float64.
+        PluginError: a module of `plugins` is broken.
+    """
+    loaded = read_recipe(recipe, overrides)
+    catalog = Catalog(build_plugin_manager([*plugins, MODULE], wanted=loaded.backends))
+    composition = compose(loaded, catalog)
+    line = _ProgressLine(sys.stderr)
+    try:
+        verdict = verify(composition, catalog, plugins=plugins, progress=line.show)
+    finally:
+        line.clear()
+    if as_json:
+        typer.echo(json.dumps(verdict.data(), indent=2))
+    else:
+        width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+        typer.echo("\n".join(verdict.lines(width)))
+    return verdict.exit_code
+
+
+class _ProgressLine:
+    """One live line on a terminal, elsewhere a line for each job."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._started = time.monotonic()
+        self._width = 0
+
+    def show(self, done: int, total: int, what: str) -> None:
+        """Say what runs now."""
+        text = f"verify {done}/{total} after {time.monotonic() - self._started:.0f} s: {what}"
+        if self._live:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = max(self._width, len(text))
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Leave an empty line to write on."""
+        if self._live and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()

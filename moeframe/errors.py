@@ -14,6 +14,7 @@ __all__ = [
     "DuplicateOfferError",
     "JobFailedError",
     "Location",
+    "MoeframeDeprecationWarning",
     "MoeframeError",
     "PluginError",
     "PluginLoadError",
@@ -63,6 +64,10 @@ class Problem:
         place = f"{self.where}: " if self.where is not None else ""
         key = f"{self.path}: " if self.path else ""
         return f"{place}{key}{self.message} {self.fix}".rstrip()
+
+
+class MoeframeDeprecationWarning(DeprecationWarning):
+    """An old name of a recipe key or of Python code still works, until the version that the message tells."""
 
 
 class MoeframeError(Exception):

@@ -70,13 +70,13 @@ def _capacity(c: Composition) -> Iterator[Problem]:
 
 
 def _fused_demand(c: Composition) -> Iterator[Problem]:
-    demand, fused = c.recipe.dispatcher.enable_deepep, c.dispatcher.traits.fused
+    demand, fused = c.recipe.dispatcher.use_flex_dispatcher, c.dispatcher.traits.fused
     if demand is None or demand == fused:
         return
     name = c.dispatcher.offer.name
     is_text = "a fused one" if fused else "not a fused one (no communication kernels of its own)"
     yield Problem(
-        path="dispatcher.enable_deepep",
+        path="dispatcher.use_flex_dispatcher",
         message=f"given {'true' if demand else 'false'}, which demands a dispatcher that is "
         f"{'fused' if demand else 'not fused'}; {name!r} is {is_text}.",
         fix="Name another dispatcher, or use null, which demands nothing. The switch selects no dispatcher itself.",

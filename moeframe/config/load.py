@@ -12,6 +12,7 @@ from typing import Any, Final
 from moeframe.config.dump import dump_recipe, recipe_hash
 from moeframe.config.merge import Merger
 from moeframe.config.moot import reset_moot_keys
+from moeframe.config.old_keys import OldKeys
 from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order
 from moeframe.config.provenance import Provenance
@@ -84,6 +85,12 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     syntax = [*layers.problems, *(problem for _, document in settings for problem in document.problems)]
     if layers.unreadable:
         raise RecipeError(in_order(syntax))
+    old_keys = OldKeys()
+    for document in layers.documents:
+        old_keys.translate_file(document)
+    settings = old_keys.translate_overrides(settings)
+    old_keys.tell(layers.files)
+    syntax += old_keys.problems
     merger = Merger(default_tree(Recipe))
     for document in layers.documents:
         assert isinstance(document.tree, dict)
@@ -114,7 +121,7 @@ def with_overrides(loaded: LoadedRecipe, values: Mapping[str, Any], *, origin: s
     Args:
         loaded: stays as it is.
         values: Python values by dotted key; no key inside `options`.
-        origin: what `explain` and problems say of them, such as ``assemble(enable_deepep=True)``.
+        origin: what `explain` and problems say of them, such as ``assemble(use_flex_dispatcher=True)``.
 
     Raises:
         RecipeError: a key does not exist, or a value has the wrong type.

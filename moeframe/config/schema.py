@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from moeframe.config.old_names import deprecated, read_by_old_name, takes_old_fields
 from moeframe.model.config import DeepSeekV3Config
 
 __all__ = [
@@ -43,6 +44,7 @@ class ParallelConfig:
     """Replicas of the sharded model (hybrid sharding)."""
 
 
+@takes_old_fields
 @dataclass(frozen=True, kw_only=True)
 class DispatcherConfig:
     """Which backend moves tokens to experts."""
@@ -51,8 +53,15 @@ class DispatcherConfig:
     """The dispatcher, as `moeframe plugins` lists it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of that dispatcher."""
-    enable_deepep: bool | None = None
+    use_flex_dispatcher: bool | None = None
     """true demands a dispatcher with the trait `fused`, false one without, null demands nothing; selects nothing."""
+
+    @property
+    @deprecated("enable_deepep is called use_flex_dispatcher since 0.2.0; 0.4.0 refuses the old name.")
+    def enable_deepep(self) -> bool | None:
+        """The old name of `use_flex_dispatcher`."""
+        demand: bool | None = read_by_old_name(self, "moeframe.config.schema.DispatcherConfig(enable_deepep)")
+        return demand
 
 
 @dataclass(frozen=True, kw_only=True)

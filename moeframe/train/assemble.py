@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, overload
 
 import torch
 
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import LoadedRecipe, read_recipe, with_overrides
+from moeframe.config.old_names import ABSENT, Absent, carried_over, deprecated
 from moeframe.config.schema import Recipe, TrainConfig
 from moeframe.debug.ledger import Ledger, ledger
 from moeframe.debug.poison import poisoned
@@ -82,11 +83,24 @@ class Job:
         self._open.__exit__(kind, error, at)
 
 
+@overload
 def assemble(
     recipe: str | Path | Recipe | LoadedRecipe,
     *,
-    enable_deepep: bool | None = None,
+    use_flex_dispatcher: bool | None = None,
     plugins: Sequence[str] = (),
+) -> Job: ...
+@overload
+@deprecated("enable_deepep is called use_flex_dispatcher since 0.2.0; 0.4.0 refuses the old name.")
+def assemble(
+    recipe: str | Path | Recipe | LoadedRecipe, *, plugins: Sequence[str] = (), enable_deepep: bool | None
+) -> Job: ...
+def assemble(
+    recipe: str | Path | Recipe | LoadedRecipe,
+    *,
+    use_flex_dispatcher: bool | None = None,
+    plugins: Sequence[str] = (),
+    enable_deepep: bool | Absent | None = ABSENT,
 ) -> Job:
     """Compose a recipe into a job on this rank.
 
@@ -95,16 +109,19 @@ def assemble(
 
     Args:
         recipe: a recipe file, or a recipe already loaded.
-        enable_deepep: overrides the recipe's `dispatcher.enable_deepep`: true demands a fused dispatcher, false one
-            that is not fused, None leaves the recipe's own demand. Selects nothing.
+        use_flex_dispatcher: overrides the recipe's `dispatcher.use_flex_dispatcher`: true demands a fused dispatcher,
+            false one that is not fused, None leaves the recipe's own demand. Selects nothing.
         plugins: modules of plugins that are not installed, by name.
+        enable_deepep: the old name of `use_flex_dispatcher`; 0.4.0 refuses it.
 
     Raises:
         RecipeError: the recipe is wrong, or its parts do not fit together; holds every problem.
         PluginError: a plugin is broken or a backend is not to be had.
         TopologyError: this process is not one of as many as the recipe wants.
+        TypeError: both names of one parameter are given, and differ.
     """
-    loaded = _loaded(recipe, enable_deepep)
+    demand = carried_over("moeframe.assemble(enable_deepep)", enable_deepep, use_flex_dispatcher, unset=None)
+    loaded = _loaded(recipe, demand)
     host = build_plugin_manager(plugins, wanted=loaded.backends)
     world = this_process()
     device = choose_device(loaded.recipe.launch.device, world)
@@ -156,14 +173,15 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         )
 
 
-def _loaded(recipe: str | Path | Recipe | LoadedRecipe, enable_deepep: bool | None) -> LoadedRecipe:  # noqa: FBT001
+def _loaded(recipe: str | Path | Recipe | LoadedRecipe, demand: bool | None) -> LoadedRecipe:  # noqa: FBT001
     if isinstance(recipe, str | Path):
         loaded = read_recipe(recipe)
     else:
         loaded = recipe if isinstance(recipe, LoadedRecipe) else LoadedRecipe.of(recipe)
-    if enable_deepep is None:
+    if demand is None:
         return loaded
-    return with_overrides(loaded, {"dispatcher.enable_deepep": enable_deepep}, origin="assemble(enable_deepep=...)")
+    origin = "assemble(use_flex_dispatcher=...)"
+    return with_overrides(loaded, {"dispatcher.use_flex_dispatcher": demand}, origin=origin)
 
 
 def _dispatcher_context(composition: Composition, meshes: Meshes) -> DispatcherContext:

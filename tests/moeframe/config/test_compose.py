@@ -184,15 +184,15 @@ launch: {nproc_per_node: two}
             "another dispatcher.",
         ),
         (
-            ["dispatcher.enable_deepep=true"],
+            ["dispatcher.use_flex_dispatcher=true"],
             {},
-            "dispatcher.enable_deepep: given true, which demands a dispatcher that is fused; 'plain' "
+            "dispatcher.use_flex_dispatcher: given true, which demands a dispatcher that is fused; 'plain' "
             "is not a fused one",
         ),
         (
-            ["dispatcher.enable_deepep=false"],
+            ["dispatcher.use_flex_dispatcher=false"],
             {"dispatcher": {"fused": True}},
-            "dispatcher.enable_deepep: given false, which demands a dispatcher that is not fused; "
+            "dispatcher.use_flex_dispatcher: given false, which demands a dispatcher that is not fused; "
             "'plain' is a fused one.",
         ),
         (
@@ -277,8 +277,8 @@ def test_parts_that_do_not_fit_are_refused_by_their_traits(base, overrides, part
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["dispatcher.enable_deepep=true"], {"dispatcher": {"fused": True}}),
-        (["dispatcher.enable_deepep=false"], {}),
+        (["dispatcher.use_flex_dispatcher=true"], {"dispatcher": {"fused": True}}),
+        (["dispatcher.use_flex_dispatcher=false"], {}),
         (["launch.nproc_per_node=2", "parallel.pp=2"], {"schedule": {"pipelines": True}}),
         (["launch.nproc_per_node=2", "parallel.dp_replicate=2"], {"sharding": {"needs_dp_replicate": True}}),
         (["model.vocab_size=300"], {}),

@@ -214,10 +214,10 @@ def test_a_recipe_with_problems_still_has_its_good_values(recipes) -> None:
 
 
 def test_code_may_set_values_and_explain_knows_it(base) -> None:
-    loaded = with_overrides(base(), {"dispatcher.enable_deepep": True, "train.seed": 9}, origin="assemble(...)")
-    assert loaded.recipe.dispatcher.enable_deepep is True
+    loaded = with_overrides(base(), {"dispatcher.use_flex_dispatcher": True, "train.seed": 9}, origin="assemble(...)")
+    assert loaded.recipe.dispatcher.use_flex_dispatcher is True
     assert loaded.recipe.train.seed == 9
-    assert str(loaded.provenance["dispatcher.enable_deepep"]) == "override assemble(...)"
+    assert str(loaded.provenance["dispatcher.use_flex_dispatcher"]) == "override assemble(...)"
 
 
 @pytest.mark.parametrize(("key", "value"), [("train.seed", "x"), ("train.sead", 3), ("nothing.at", 1)])

@@ -5,9 +5,9 @@ import signal
 import pytest
 import torch
 
+from moeframe.model.counters import Counters
 from moeframe.protocols.data import MicroBatch
 from moeframe.protocols.schedule import StepResult
-from moeframe.model.counters import Counters
 from moeframe.train.metrics import agree_on_tokens, dead_experts, gather_sums, max_violation
 
 CPU = torch.device("cpu")

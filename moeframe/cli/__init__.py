@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TextIO
 
-from moeframe.errors import MoeframeError, RecipeError
+from moeframe.errors import MoeframeDeprecationWarning, MoeframeError, RecipeError
 
 __all__ = ["error_text", "main", "with_resume_value"]
 
@@ -17,15 +18,41 @@ def main() -> None:
     """Run the command that the arguments name, and exit with its code.
 
     An error that moeframe raises on purpose becomes a message on stderr and its exit code; any other one is a bug and
-    shows its traceback.
+    shows its traceback. Old names are warned of in a line each, or refused with ``python -W error``.
     """
     from moeframe.cli.app import app
 
+    _show_deprecations()
     try:
         app(args=with_resume_value(sys.argv[1:]), prog_name="moeframe")
+    except MoeframeDeprecationWarning as refused:
+        sys.stderr.write(f"error: {refused}\n")
+        sys.exit(2)
     except MoeframeError as error:
         sys.stderr.write(f"{error_text(error)}\n")
         sys.exit(error.exit_code)
+
+
+def _show_deprecations() -> None:
+    """Print warnings of old names as messages; `python -W` and PYTHONWARNINGS decide whether they come at all."""
+    if not sys.warnoptions:
+        warnings.simplefilter("always", MoeframeDeprecationWarning)
+    others = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, MoeframeDeprecationWarning):
+            sys.stderr.write(f"warning: {message}\n")
+        else:
+            others(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def with_resume_value(arguments: Sequence[str]) -> list[str]:

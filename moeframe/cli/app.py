@@ -128,6 +128,19 @@ def _verify(
     raise typer.Exit(verify_recipe(recipe, overrides or [], _plugins(context, plugin), as_json=as_json))
 
 
+@app.command("migrate")
+def _migrate(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe files.", show_default=False)],
+    *,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there are old keys.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show the changes instead of making them.")] = False,
+) -> None:
+    """Rewrite old keys in place; nothing else of a file changes."""
+    from moeframe.cli.migrate import migrate
+
+    raise typer.Exit(migrate(recipes, check=check, diff=diff))
+
+
 _plugins_app = typer.Typer(no_args_is_help=False, rich_markup_mode=None)
 app.add_typer(_plugins_app, name="plugins")
 

@@ -123,6 +123,11 @@ class RunningStage(PipelineStage):
         self._lend(self.grad_recv_info.get(bwd_chunk_id, ()), requires_grad=False)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        """Return the messages that open connections, none to this rank itself: torch 2.11 lists those in a V too."""
+        opening = super()._get_init_p2p_neighbors_ops()
+        return [message for message in opening if message.group_peer != self.group_rank]
+
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_forward_infra(*args, **kwargs)
         for infos in self.args_recv_info.values():

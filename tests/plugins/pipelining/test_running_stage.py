@@ -34,6 +34,7 @@ RELIED_ON = {
     "get_fwd_recv_ops": ["fwd_chunk_id"],
     "get_bwd_recv_ops": ["bwd_chunk_id"],
     "perform_reduce_grad": ["grad_scale_factor"],
+    "_get_init_p2p_neighbors_ops": [],
     "_prepare_forward_infra": ["num_microbatches", "args", "kwargs"],
     "_prepare_backward_infra": ["num_microbatches"],
 }

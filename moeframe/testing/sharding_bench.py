@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import distributed as dist
@@ -15,7 +15,7 @@ from moeframe.protocols.precision import DtypeName, Precision
 from moeframe.protocols.sharding import ShardedModel, ShardingTraits
 from moeframe.testing.sharding_causes import require_same_gradients, worst
 from moeframe.testing.sharding_reference import SETTINGS, Batches, Reference
-from moeframe.testing.sharding_toy import Placement, Toy, plan_of
+from moeframe.testing.sharding_toy import Placement, StagedToy, Toy, plan_of
 
 if TYPE_CHECKING:
     from moeframe.hooks.offers import ShardingOffer
@@ -68,6 +68,7 @@ class Bench:
         batches: the data; by default three micro-batches a step.
         precision: of the toy; the reference is float64.
         filled_as: seed of the toy's first values, when they shall differ from the reference's.
+        called: what a schedule calls: the model, its units one by one, or two stages of this rank.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class Bench:
         batches: Batches | None = None,
         precision: DtypeName = "float64",
         filled_as: int | None = None,
+        called: Literal["model", "units", "stages"] = "model",
     ) -> None:
-        self.degrees = degrees
+        self.degrees, self.called = degrees, called
         rank = dist.get_rank() if dist.is_initialized() else 0
         self.device = torch.device("cuda", rank) if subject.device == "cuda" else torch.device("cpu")
         self.meshes = build_meshes(degrees, self.device)
@@ -98,27 +100,31 @@ class Bench:
             ep_group=self.meshes.group("ep"),
         )
         with torch.device("meta"):
-            model = Toy(placement)
+            toy = Toy(placement)
+            model = StagedToy(toy) if called == "stages" else toy
         filled = self.stage if filled_as is None else filled_as
         self.plan = plan_of(model, placement, self.precision.dtype("parameters"), stage=filled)
         strategy = subject.offer.build(subject.offer.options(**subject.options))
         self.sharded: ShardedModel = strategy.shard(model, self.plan, self.meshes, self.precision)
         self.roles = {name: parameter.role for name, parameter in self.plan.parameters.items()}
 
-    def forward(self, step: int, micro_batch: int, *, by_phases: bool = False) -> torch.Tensor:
+    def forward(self, step: int, micro_batch: int) -> torch.Tensor:
         """Return this rank's part of the loss of a micro-batch."""
         ids_T = self.batches.ids(step, micro_batch, self.meshes.rank("dp"))
         dtype, module = self.precision.dtype("compute"), self.sharded.module
-        if by_phases:
-            logits_TV = Toy.by_phases.__get__(module)(ids_T.to(self.device), dtype)
+        seldom = self.batches.uses_seldom(micro_batch)
+        if self.called == "units":
+            logits_TV = Toy.by_units.__get__(module)(ids_T.to(self.device), dtype)
+        elif self.called == "stages":
+            logits_TV = StagedToy.by_stages.__get__(module)(ids_T.to(self.device), dtype, seldom=seldom)
         else:
-            logits_TV = module(ids_T.to(self.device), dtype, seldom=self.batches.uses_seldom(micro_batch))
+            logits_TV = module(ids_T.to(self.device), dtype, seldom=seldom)
         return self.batches.loss(logits_TV.to(self.precision.dtype("high")), ids_T.to(self.device))
 
-    def backward(self, step: int, *, by_phases: bool = False) -> None:
+    def backward(self, step: int) -> None:
         """Run every micro-batch of a step and finish the gradients."""
         for micro_batch in range(self.batches.micro_batches):
-            self.forward(step, micro_batch, by_phases=by_phases).backward()  # type: ignore[no-untyped-call]
+            self.forward(step, micro_batch).backward()  # type: ignore[no-untyped-call]
         self.sharded.finish_gradients()
 
     def loss(self, step: int) -> float:

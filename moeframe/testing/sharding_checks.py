@@ -22,9 +22,10 @@ __all__ = [
     "check_gradients",
     "check_load",
     "check_norm_and_clipping",
-    "check_phases",
     "check_save",
+    "check_stages",
     "check_steps",
+    "check_units",
     "check_whole_parameters",
 ]
 
@@ -48,11 +49,21 @@ def check_gradients(
     bench.require_gradients(0, f", {micro_batches} micro-batch(es)")
 
 
-def check_phases(subject: Subject, degrees: Degrees) -> None:
+def check_units(subject: Subject, degrees: Degrees) -> None:
     """A schedule may call the units of a model one by one, without the model itself."""
-    bench = Bench(subject, degrees, batches=Batches(data_ranks=degrees.data_ranks, seldom=False))
-    bench.backward(0, by_phases=True)
+    bench = Bench(subject, degrees, batches=Batches(data_ranks=degrees.data_ranks, seldom=False), called="units")
+    bench.backward(0)
     bench.require_gradients(0, ", units called one by one")
+
+
+def check_stages(subject: Subject, degrees: Degrees) -> None:
+    """A rank may hold several stages of a pipeline: they are laid out as one model and called one by one."""
+    bench = Bench(subject, degrees, called="stages")
+    optimizer = bench.sharded.optimizer(SETTINGS)
+    bench.train(optimizer, 0)
+    bench.require_parameters("after a step of two stages on one rank")
+    bench.backward(1)
+    bench.require_gradients(1, ", two stages on one rank")
 
 
 def check_norm_and_clipping(subject: Subject, degrees: Degrees) -> None:

@@ -129,7 +129,11 @@ class ShardingConformance:
 
     def test_units_may_be_called_one_by_one(self, ranks: RankPool, wide: Degrees) -> None:
         """Schedules run the phases of a block, not always the model."""
-        self._run(ranks, wide, checks.check_phases)
+        self._run(ranks, wide, checks.check_units)
+
+    def test_a_rank_may_hold_several_stages(self, ranks: RankPool, wide: Degrees) -> None:
+        """As interleaved and V-shaped pipelines do."""
+        self._run(ranks, wide, checks.check_stages)
 
     def test_fewer_bits_stay_near(self, ranks: RankPool, wide: Degrees) -> None:
         """The same gradients in float32 and bfloat16, within their tolerances."""

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from moeframe.protocols.sharding import ModelPlan, Parameter, Role, Unit
 
-__all__ = ["VOCABULARY", "Experts", "Placement", "Toy", "initial_values", "plan_of"]
+__all__ = ["VOCABULARY", "Placement", "StagedToy", "Toy", "initial_values", "plan_of"]
 
 VOCABULARY = 7
 WIDTH = 6
@@ -123,7 +123,7 @@ class _Attend(nn.Module):
         return x_TD, self.router(x_TD)
 
 
-class Experts(nn.Module):
+class _Experts(nn.Module):
     """Local experts, stacked; every row goes to every expert, weighted by its gate."""
 
     def __init__(self, num_local: int) -> None:
@@ -143,7 +143,7 @@ class Experts(nn.Module):
 class _ExpertPhase(nn.Module):
     def __init__(self, num_local: int) -> None:
         super().__init__()
-        self.routed = Experts(num_local)
+        self.routed = _Experts(num_local)
         self.shared = _Cast(WIDTH, WIDTH)
 
     def forward(
@@ -183,8 +183,17 @@ def _sum_and_split(x_TD: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     return _SumAndSplit.apply(x_TD, group)  # type: ignore[no-any-return,no-untyped-call]
 
 
+class _Tail(nn.Module):
+    """Parameters that belong to the root: one that no batch uses, and one that some micro-batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.empty(3))
+        self.seldom = nn.Parameter(torch.empty(VOCABULARY))
+
+
 class Toy(nn.Module):
-    """Embedding, two blocks in phases, head; a parameter that no batch uses, and one that some micro-batches use."""
+    """Embedding, two blocks in phases, head, tail."""
 
     def __init__(self, placement: Placement) -> None:
         """Build on the current device; parameters hold no values yet."""
@@ -192,20 +201,63 @@ class Toy(nn.Module):
         self.embedding = _Embedding()
         self.blocks = nn.ModuleList([_Block(placement) for _ in range(BLOCKS)])
         self.head = _Cast(VOCABULARY, WIDTH)
-        self.unused = nn.Parameter(torch.empty(3))
-        self.seldom = nn.Parameter(torch.empty(VOCABULARY))
+        self.tail = _Tail()
 
     def forward(self, ids_T: torch.Tensor, dtype: torch.dtype, *, seldom: bool) -> torch.Tensor:
         """Return logits (T, VOCABULARY), computed in `dtype`."""
-        logits_TV = self.by_phases(ids_T, dtype)
-        return logits_TV + self.seldom.to(dtype) if seldom else logits_TV
+        logits_TV = self.by_units(ids_T, dtype)
+        return logits_TV + self.tail.seldom.to(dtype) if seldom else logits_TV
 
-    def by_phases(self, ids_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def by_units(self, ids_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Do the same, unless `seldom`; a plain method, so nothing sees a call of the whole model."""
         x_TD = self.embedding(ids_T, dtype)
         for block in self.blocks:
             x_TD = block(x_TD)
         logits_TV: torch.Tensor = self.head(x_TD)
+        return logits_TV
+
+
+class _FirstStage(nn.Module):
+    def __init__(self, toy: Toy) -> None:
+        super().__init__()
+        self.embedding = toy.embedding
+        self.block = toy.blocks[0]
+
+    def forward(self, ids_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        x_TD: torch.Tensor = self.block(self.embedding(ids_T, dtype))
+        return x_TD
+
+
+class _LastStage(nn.Module):
+    def __init__(self, toy: Toy) -> None:
+        super().__init__()
+        self.block = toy.blocks[1]
+        self.head = toy.head
+        self.tail = toy.tail
+
+    def forward(self, x_TD: torch.Tensor, *, seldom: bool) -> torch.Tensor:
+        logits_TV: torch.Tensor = self.head(self.block(x_TD))
+        return logits_TV + self.tail.seldom.to(x_TD.dtype) if seldom else logits_TV
+
+
+class StagedToy(nn.Module):
+    """The toy as two pipeline stages of one rank, which are called one after the other, never the model itself.
+
+    The stages are no children, so that every parameter has one name, that of the whole model.
+    """
+
+    stage_names = ("stages.0", "stages.1")
+
+    def __init__(self, toy: Toy) -> None:
+        """Take the parts of a toy."""
+        super().__init__()
+        self.embedding, self.blocks, self.head, self.tail = toy.embedding, toy.blocks, toy.head, toy.tail
+        self.__dict__["stages"] = nn.ModuleList([_FirstStage(toy), _LastStage(toy)])
+
+    def by_stages(self, ids_T: torch.Tensor, dtype: torch.dtype, *, seldom: bool) -> torch.Tensor:
+        """Return logits (T, VOCABULARY); a plain method."""
+        first, last = self.__dict__["stages"]
+        logits_TV: torch.Tensor = last(first(ids_T, dtype), seldom=seldom)
         return logits_TV
 
 
@@ -215,7 +267,7 @@ def initial_values(name: str, global_shape: tuple[int, ...], stage: int = 0) -> 
     return torch.randn(global_shape, dtype=torch.float64, generator=generator) / 2
 
 
-def plan_of(model: Toy, placement: Placement, dtype: torch.dtype, *, stage: int = 0) -> ModelPlan:
+def plan_of(model: Toy | StagedToy, placement: Placement, dtype: torch.dtype, *, stage: int = 0) -> ModelPlan:
     """Describe the model; `materialize` fills this rank's experts by their global number."""
     names = ["embedding"]
     for index in range(BLOCKS):
@@ -251,7 +303,8 @@ def plan_of(model: Toy, placement: Placement, dtype: torch.dtype, *, stage: int 
             bias = initial_values(f"{unit}.bias", (placement.num_experts,), stage)
             model.get_submodule(unit).bias = bias.to(device, dtype)
 
-    return ModelPlan(units=units, parameters=parameters, materialize=materialize)
+    roots = model.stage_names if isinstance(model, StagedToy) else ("",)
+    return ModelPlan(units=units, parameters=parameters, materialize=materialize, roots=roots)
 
 
 def _role(name: str) -> Role:

@@ -199,6 +199,8 @@ class FaultyFsdp2(Fsdp2):
         if self.fault == "router gathered in bfloat16":
             units = tuple(replace(unit, high_precision=False) for unit in plan.units)
             plan = replace(plan, units=units)
+        if self.fault == "ignores the stages":
+            plan = replace(plan, roots=("",))
         sharded = super().shard(model, plan, mesh, precision)
         assert isinstance(sharded, Fsdp2Model)
         for module in model.modules():
@@ -208,7 +210,12 @@ class FaultyFsdp2(Fsdp2):
 
 
 def build(options: FaultOptions) -> Sharding:
-    in_fsdp2 = ("router gathered in bfloat16", "torch divides by the ranks", "claims to stay whole")
+    in_fsdp2 = (
+        "router gathered in bfloat16",
+        "torch divides by the ranks",
+        "claims to stay whole",
+        "ignores the stages",
+    )
     return FaultyFsdp2(options.fault) if options.fault in in_fsdp2 else FaultySharding(options.fault)
 
 
@@ -238,7 +245,7 @@ def subject(fault: str) -> Subject:
         (
             "only within a replica",
             REPLICAS,
-            r"dense seldom, .* and \d+ more: the sum over the ranks of dp_shard only",
+            r"dense .*, .* and \d+ more: the sum over the ranks of dp_shard only",
         ),
         ("mean", TWO, rf"dense .*: {X}0.500 = 1/dp or 1/edp.*: averaged or divided where gradients are sums"),
         ("mean", FOUR, rf"dense .*: {X}0.250 = 1/dp .*; expert .*: {X}0.500 = 1/edp or 1/ep"),
@@ -291,7 +298,7 @@ def test_a_norm_that_no_miscount_explains_says_so() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("unused parameters are skipped", r"parameters after step 1: 1 of \d+ differ .*: unused \(dense\)"),
+        ("unused parameters are skipped", r"parameters after step 1: 1 of \d+ differ .*: tail.unused \(dense\)"),
         ("decays nothing", "parameters after step 1"),
         ("rate fixed at start", "parameters after step 2"),
         ("forward sees old weights", "the loss after step 1 .*: the forward does not see the weights"),
@@ -310,7 +317,7 @@ def test_wrong_steps_are_found(ranks: RankPool, fault: str, message: str) -> Non
             "buffers are not saved",
             r"state_dict misses \['blocks.0.attend.router.bias', 'blocks.1.attend.router.bias'\]",
         ),
-        ("no state before the first step", "optimizer_state_dict misses unused"),
+        ("no state before the first step", "optimizer_state_dict misses embedding.weight"),
         ("moments are local", r"optimizer_state_dict, .*routed.up: exp_avg has shape \(2, 6, 5\)"),
     ],
 )
@@ -353,8 +360,19 @@ def test_parameters_that_do_not_stay_whole_are_found(ranks: RankPool) -> None:
         ranks.run(checks.check_whole_parameters, subject("claims to stay whole"), TWO, world_size=2)
 
 
+def test_stages_that_are_not_laid_out_as_what_is_called_are_found(ranks: RankPool) -> None:
+    with pytest.raises(RankError, match=r"got mixed torch.Tensor and DTensor"):
+        ranks.run(checks.check_stages, subject("ignores the stages"), TWO, world_size=2)
+
+
 def test_a_strategy_without_a_fault_passes(ranks: RankPool, tmp_path: Path) -> None:
-    for check in (checks.check_gradients, checks.check_norm_and_clipping, checks.check_steps, checks.check_phases):
+    for check in (
+        checks.check_gradients,
+        checks.check_norm_and_clipping,
+        checks.check_steps,
+        checks.check_units,
+        checks.check_stages,
+    ):
         ranks.run(check, subject(""), FOUR)
     ranks.run(checks.check_save, subject(""), FOUR, tmp_path, 4)
     ranks.run(partial(checks.check_load, saved=FOUR), subject(""), FOUR, tmp_path, 4)
@@ -384,7 +402,7 @@ def test_a_third_party_needs_a_few_lines(pytester: pytest.Pytester) -> None:
 
     result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
 
-    result.assert_outcomes(passed=13)
+    result.assert_outcomes(passed=14)
 
 
 def test_every_layout_of_the_kit_is_a_legal_one() -> None:

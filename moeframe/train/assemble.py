@@ -62,7 +62,7 @@ class Job:
     stages: Sequence[Stage]
     train_data: Dataset
     validation_data: Dataset
-    ledger: Ledger | None
+    ledger: Ledger | None = None
     """Of collectives, with `debug.ledger`."""
     _open: ExitStack
 

@@ -10,7 +10,7 @@ from typing import Final
 import nox
 
 nox.needs_version = ">=2024.10"
-nox.options.sessions = ["lint", "types", "layers", "tests", "docs", "wheel"]
+nox.options.sessions = ["lint", "types", "layers", "api_compat", "tests", "docs", "wheel"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
 
@@ -57,6 +57,20 @@ def layers(session: nox.Session) -> None:
     session.install(*PINNED, "import-linter")
     session.install("--no-deps", "-e", ".", "-e", "./compat")
     session.run("lint-imports")
+
+
+@nox.session
+def api_compat(session: nox.Session) -> None:
+    """Check the API against the last release, and run every old name that must still work. Installs no torch.
+
+    The baseline is the snapshot that pyproject.toml names, so that a clone without tags can be checked too.
+    """
+    free_of_torch = {"omegaconf", "packaging", "pluggy", "pyyaml", "rich", "typer"}
+    needed = nox.project.load_toml("pyproject.toml")["project"]["dependencies"]
+    session.install(*PINNED, "-e", "./compat", *(need for need in needed if need.partition(">")[0] in free_of_torch))
+    session.install("--no-deps", "-e", ".")
+    session.run("python", "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)")
+    session.run("python", "-m", "moeframe_compat", "check", *session.posargs)
 
 
 @nox.session

@@ -141,13 +141,13 @@ def compare(
 
 
 def _run_ledger(ctx: Context, ledger: list[Change], settings: Settings) -> dict[str, tuple[str, str]]:
-    """Execute the declared config changes, where the settings name a loader."""
-    if not settings.loader or not ledger:
+    """Execute the declared renames, where the settings say how."""
+    if not (settings.loader or settings.caller) or not ledger:
         return {}
     if not settings.probe:
-        ctx.skipped.add("DP004-DP007 for the ledger's config entries: the probe is off")
+        ctx.skipped.add("DP004-DP007 for the ledger's entries: the probe is off")
         return {}
-    verdicts = execute(open_changes(ledger, ctx.new_version), settings.loader, settings.root)
+    verdicts = execute(open_changes(ledger, ctx.new_version), settings.loader, settings.caller, settings.root)
     return {label: (v.rule, v.why) for label, v in verdicts.items()}
 
 

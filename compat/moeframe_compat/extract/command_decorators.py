@@ -14,12 +14,27 @@ def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
     uses = {t.split(".")[0] for t in module.imports.values()}
     if not uses & {"click", "typer", "rich_click", "cloup", "asyncclick"}:
         return
+    groups = _groups(surfaces, module, tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            _command(surfaces, module, node)
+            _command(surfaces, module, node, groups)
 
 
-def _command(surfaces: Surfaces, module: Module, node: FunctionNode) -> None:
+def _groups(surfaces: Surfaces, module: Module, tree: ast.Module) -> dict[str, str]:
+    """Add the apps that a module puts below others (`app.add_typer(inner, name="x")`); their names by variable."""
+    groups: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not (dotted(node.func) or "").endswith(".add_typer") or not node.args:
+            continue
+        variable = dotted(node.args[0])
+        name = next((k.value.value for k in node.keywords if k.arg == "name" and isinstance(k.value, ast.Constant)), "")
+        if variable and name:
+            groups[variable] = str(name)
+            surfaces.commands.append(CliCommand(str(name), module.file, node.lineno))
+    return groups
+
+
+def _command(surfaces: Surfaces, module: Module, node: FunctionNode, groups: dict[str, str]) -> None:
     decorators = [(d, dotted(d.func if isinstance(d, ast.Call) else d) or "") for d in node.decorator_list]
     found = next(((d, n) for d, n in decorators if n.rsplit(".", 1)[-1] in ("command", "group", "callback")), None)
     if found is None:
@@ -31,7 +46,9 @@ def _command(surfaces: Surfaces, module: Module, node: FunctionNode) -> None:
     )
     name = _command_name(decorator) or node.name.removesuffix("_command").replace("_", "-")
     callback = path.endswith("callback")
-    parser = "" if callback else name
+    group = groups.get(app, "")
+    name = f"{group} {name}" if group else name
+    parser = group if callback else name
     if not callback:
         surfaces.commands.append(CliCommand(name, module.file, node.lineno))
     if click_like:

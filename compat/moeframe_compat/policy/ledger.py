@@ -43,6 +43,8 @@ _REMOVALS = {
     "PY108",
     "PL002",
 }
+_SENTINELS = {"PY109"}
+"""What a working shim changes: its old parameter defaults to a mark that says "not given"."""
 _DEFAULTS = {"CF007", "PY109", "CL006", "PY122", "CF012"}
 
 
@@ -64,6 +66,11 @@ class Change:
     def name(self) -> str:
         """The last name of what changed: `f(old_name)` and `group.old_name` both give old_name."""
         return _tail(self.old)
+
+    @property
+    def new_name(self) -> str:
+        """The last name of what it became."""
+        return _tail(self.new)
 
     def label(self) -> str:
         """How messages call it."""
@@ -142,6 +149,10 @@ def apply_ledger(ctx: Context, changes: list[Change], verdicts: dict[str, tuple[
         for f in hits:
             if c.kind == "default" and f.rule in _DEFAULTS:
                 f.severity, f.policy = "info", f"declared in the ledger: {c.reason or c.label()}"
+            elif (
+                c.kind != "default" and f.rule in _SENTINELS and (verdicts or {}).get(c.label(), ("unknown",))[0] == ""
+            ):
+                f.severity, f.policy = "info", "declared in the ledger, and executed"
             elif c.kind != "default" and f.rule in _REMOVALS:
                 if due:
                     f.severity, f.policy = "info", f"declared for {c.remove_in}"
@@ -185,7 +196,7 @@ def _executed(ctx: Context, c: Change, verdict: tuple[str, str] | None) -> None:
         at=ctx.survivor(ctx.new.package),
         why=why,
         severity="error",
-        audience=("recipe",),
+        audience=("caller",) if c.surface == "python" else ("recipe",),
         fix="carry every given value over, warn once naming both spellings, refuse both together",
     )
 

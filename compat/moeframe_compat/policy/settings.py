@@ -31,7 +31,9 @@ class Settings:
         severities: Rule code to severity.
         modules_off: Dotted prefixes of modules that are no API.
         probe: Ask the running package where reading it is not enough.
-        loader: `module:function` that turns a mapping into a resolved config, for the probe.
+        loader: `module:function` or `path/file.py:function` that turns a mapping into a resolved config, for the probe.
+        caller: The same for what calls an object, given by its dotted name, with a mapping of keywords, and returns
+            what it made of them.
     """
 
     package: str = ""
@@ -48,6 +50,7 @@ class Settings:
     modules_off: list[str] = field(default_factory=list)
     probe: bool = True
     loader: str = ""
+    caller: str = ""
     root: Path = field(default_factory=Path)
 
     def options(self, off: frozenset[str] = frozenset()) -> Options:

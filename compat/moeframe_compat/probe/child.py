@@ -49,11 +49,12 @@ class _Stub(types.ModuleType):
     """Stands in for a heavy module: any attribute is a class that can be subclassed, called and decorated with."""
 
     __path__: list[str] = []  # noqa: RUF012 - a module attribute by protocol
+    __file__ = "stub.py"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = _StubMeta(name, (), {"__module__": self.__name__})
+        made = _made(name, self.__name__)
         setattr(self, name, made)
         return made
 
@@ -64,7 +65,7 @@ class _StubMeta(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _StubMeta(name, (), {"__module__": cls.__module__})
+        return _made(name, cls.__module__)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and callable(args[0]):
@@ -78,6 +79,15 @@ class _StubMeta(type):
         return cls
 
     __ror__ = __or__
+
+
+def _made(name: str, home: str) -> type:
+    return _StubMeta(name, (), {"__module__": home, "__call__": _decorate})
+
+
+def _decorate(_: Any, *args: Any, **__: Any) -> Any:
+    """Instances are decorators (`@no_grad()`) that change nothing."""
+    return args[0] if args else None
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -97,6 +107,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
+
+
+def stub_heavy_modules(package: str = "") -> None:
+    """Stub them for every import from here on, except within a package."""
+    sys.meta_path.insert(0, _Finder(package))
 
 
 def _no_network(*_: Any, **__: Any) -> None:
@@ -173,7 +188,7 @@ def main() -> None:
     """Answer the request on standard input."""
     request = json.loads(sys.stdin.read())
     sys.path.insert(0, request["path"])
-    sys.meta_path.insert(0, _Finder(request["package"]))
+    stub_heavy_modules(request["package"])
     socket.socket.connect = _no_network  # type: ignore[method-assign]
     answers: dict[str, Any] = {}
     for kind, ask in (("names", _names), ("options", _options)):

@@ -1,7 +1,9 @@
-"""Executes declared config changes: the old spelling and the new one through the project's own loader.
+"""Executes declared renames: the old spelling and the new one through functions of the project.
 
 `loader = "module:function"` in the settings names a function that takes a nested mapping and returns the resolved
-config (a mapping, a dataclass, or anything with a `repr` that tells two configs apart).
+config (a mapping, a dataclass, or anything with a `repr` that tells two configs apart). `caller` names one that takes
+the dotted name of a callable and a mapping of keywords, and returns what the callable made of them. Either may be
+`path/file.py:function`, relative to the settings' folder. Heavy modules are stubs, as for the probe.
 """
 
 from __future__ import annotations
@@ -27,24 +29,36 @@ class Verdict:
     why: str
 
 
-def execute(changes: list[Change], loader: str, root: Path) -> dict[str, Verdict]:
-    """Run every config rename and move of a ledger; verdicts by the entry's label.
+def execute(changes: list[Change], loader: str, caller: str, root: Path) -> dict[str, Verdict]:
+    """Run every rename and move of config keys and of parameters in a ledger; verdicts by the entry's label.
 
     Args:
         changes: Entries whose window is open.
-        loader: `module:function` of the new release.
+        loader: Of the new release; "" leaves config entries alone.
+        caller: Of the new release; "" leaves parameters alone.
         root: Folder from which the new release is imported.
     """
     import subprocess
 
-    wanted = [c for c in changes if c.surface in ("config", "recipe") and c.kind in ("rename", "move")]
+    runs = {"config": loader, "recipe": loader, "python": caller}
+    wanted = [c for c in changes if c.kind in ("rename", "move") and runs.get(c.surface)]
+    wanted = [c for c in wanted if c.surface != "python" or ("(" in c.old and "(" in c.new)]
     if not wanted:
         return {}
     request: dict[str, Any] = {
         "root": str(root.resolve()),
-        "loader": loader,
         "values": list(_VALUES),
-        "entries": [{"label": c.label(), "old": c.old, "new": c.new, "map": c.value_map} for c in wanted],
+        "entries": [
+            {
+                "label": c.label(),
+                "run": runs[c.surface],
+                "owner": c.new.partition("(")[0] if c.surface == "python" else "",
+                "old": c.name if c.surface == "python" else c.old,
+                "new": c.new_name if c.surface == "python" else c.new,
+                "map": c.value_map,
+            }
+            for c in wanted
+        ],
     }
     try:
         done = subprocess.run(  # noqa: S603

@@ -1,16 +1,19 @@
-"""Runs in a process of its own: loads configs in the old and the new spelling. Standard library only."""
+"""Runs in a process of its own: takes the old and the new spelling of declared renames. Standard library only."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-Loader = Callable[[dict[str, Any]], Any]
+Run = Callable[..., Any]
+"""Takes (key, value) pairs and returns what they resolve to."""
 
 
 def _nested(*pairs: tuple[str, Any]) -> dict[str, Any]:
@@ -25,14 +28,14 @@ def _nested(*pairs: tuple[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _load(loader: Loader, config: dict[str, Any]) -> tuple[str, list[str]]:
-    """The resolved config as a text that tells configs apart, and the warnings; "raised ..." if it was refused."""
+def _load(run: Run, *pairs: tuple[str, Any]) -> tuple[str, list[str]]:
+    """The result as a text that tells results apart, and the warnings; "raised ..." if it was refused."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            made = loader(config)
+            made = run(*pairs)
         except Exception as e:  # noqa: BLE001 - any refusal is an answer
-            return f"raised {type(e).__name__}", []
+            return f"raised {type(e).__name__}: {str(e)[:160]}", []
     plain = dataclasses.asdict(made) if dataclasses.is_dataclass(made) and not isinstance(made, type) else made
     text = json.dumps(plain, sort_keys=True, default=repr) if isinstance(plain, (dict, list)) else repr(plain)
     return text, [
@@ -40,19 +43,19 @@ def _load(loader: Loader, config: dict[str, Any]) -> tuple[str, list[str]]:
     ]
 
 
-def _judge(loader: Loader, entry: dict[str, Any], values: list[Any]) -> tuple[str, str]:  # noqa: PLR0911 - verdicts
+def _judge(run: Run, entry: dict[str, Any], values: list[Any]) -> tuple[str, str]:  # noqa: PLR0911 - verdicts
     old, new, table = entry["old"], entry["new"], entry["map"]
-    base, _ = _load(loader, {})
+    base, _ = _load(run)
     if base.startswith("raised"):
-        return "unknown", f"the loader refuses an empty config ({base})"
+        return "unknown", f"the loader refuses an empty config ({base[7:]})"
     tried = False
     for value in values:
-        mapped = table.get(str(value).lower(), value)
-        wanted, _ = _load(loader, _nested((new, mapped)))
+        mapped = table.get("null" if value is None else str(value).lower(), value)
+        wanted, _ = _load(run, (new, mapped))
         if wanted.startswith("raised"):
             continue
         tried = True
-        got, warned = _load(loader, _nested((old, value)))
+        got, warned = _load(run, (old, value))
         if got.startswith("raised"):
             return "DP001", f"{old}: {value!r} is refused ({got[7:]})"
         if got != wanted:
@@ -63,19 +66,45 @@ def _judge(loader: Loader, entry: dict[str, Any], values: list[Any]) -> tuple[st
             return "DP006", f"{old} gives {len(named)} warnings that name both spellings, one is due"
     if not tried:
         return "unknown", f"the loader takes none of the trial values for {new}"
-    both, _ = _load(loader, _nested((old, True), (new, False)))
+    both, _ = _load(run, (old, True), (new, False))
     if not both.startswith("raised"):
         return "DP007", f"{old} and {new} with different values are accepted together"
     return "", "the old spelling gives what the new one gives"
 
 
+def _function(place: str, root: str) -> Callable[..., Any]:
+    """`module:function` or `path/file.py:function`."""
+    home, _, name = place.rpartition(":")
+    if not home.endswith(".py"):
+        return getattr(importlib.import_module(home), name)  # type: ignore[no-any-return]
+    return getattr(_module(Path(root) / home), name)  # type: ignore[no-any-return]
+
+
+def _module(path: Path) -> Any:
+    """A module from its file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(entry: dict[str, Any], root: str) -> Run:
+    """What takes the keys of an entry: the loader, or the caller with the owner of the parameter."""
+    function = _function(entry["run"], root)
+    if entry["owner"]:
+        return lambda *pairs: function(entry["owner"], dict(pairs))
+    return lambda *pairs: function(_nested(*pairs))
+
+
 def main() -> None:
     """Answer the request on standard input."""
     request = json.loads(sys.stdin.read())
-    sys.path.insert(0, request["root"])
-    module, _, name = request["loader"].partition(":")
-    loader = getattr(importlib.import_module(module), name)
-    answers = {e["label"]: _judge(loader, e, request["values"]) for e in request["entries"]}
+    root = request["root"]
+    sys.path.insert(0, root)
+    _module(Path(__file__).with_name("child.py")).stub_heavy_modules()
+    answers = {e["label"]: _judge(_run(e, root), e, request["values"]) for e in request["entries"]}
     sys.stdout.write("\n@answers " + json.dumps(answers) + "\n")
 
 

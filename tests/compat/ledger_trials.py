@@ -1,0 +1,105 @@
+"""What the API check runs to see that old names work: `loader` and `caller` of `[tool.moeframe_compat]`.
+
+Runs in a process of its own that imports the tree under test, with torch stubbed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+
+
+def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe that keys over the quickstart resolve to: the same in a file, in a base and as overrides."""
+    with tempfile.TemporaryDirectory(prefix="moeframe-ledger-") as folder:
+        mine, over = Path(folder, "mine.yaml"), Path(folder, "over.yaml")
+        # JSON is YAML.
+        mine.write_text(json.dumps({"extends": [os.path.relpath(QUICKSTART, folder)], **config}), encoding="utf-8")
+        over.write_text("extends: [mine.yaml]\n", encoding="utf-8")
+        overrides = [
+            f"{section}.{key}={json.dumps(value)}" for section, keys in config.items() for key, value in keys.items()
+        ]
+        ways = {"file": (mine, []), "base": (over, []), "override": (QUICKSTART, overrides)}
+        results = {way: _load(*arguments) for way, arguments in ways.items()}
+    for way, (recipe, messages) in results.items():
+        expected, told = results["file"]
+        assert recipe == expected, f"as {way}: {recipe['dispatcher']}; in a file: {expected['dispatcher']}"
+        assert len(messages) == len(told), f"as {way}: {len(messages)} warnings; in a file: {len(told)}"
+    recipe, messages = results["file"]
+    for message in messages:
+        warnings.warn(message, stacklevel=2)
+    return recipe
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a callable makes of keywords."""
+    _new_process()
+    return CALLS[name](arguments)
+
+
+def _load(path: Path, overrides: list[str]) -> tuple[dict[str, Any], list[Warning]]:
+    """Return a recipe and the warnings about it."""
+    from moeframe.config.load import load_recipe
+
+    _new_process()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        recipe = asdict(load_recipe(path, overrides).recipe)
+    return recipe, [warning.message for warning in caught if isinstance(warning.message, Warning)]
+
+
+def _new_process() -> None:
+    """Warn again of what was told before."""
+    from moeframe.config.ledger import forget_what_was_told
+
+    forget_what_was_told()
+
+
+class _ReachedError(Exception):
+    """Carries the recipe that `assemble` is about to compose."""
+
+
+def _assemble(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    assembly = importlib.import_module("moeframe.train.assemble")
+
+    def compose(loaded: Any, *_: Any, **__: Any) -> None:
+        raise _ReachedError(asdict(loaded.recipe))
+
+    before = ("build_plugin_manager", "this_process", "choose_device", "Catalog")
+    with patch.multiple(assembly, compose=compose, **dict.fromkeys(before, _anything)):
+        try:
+            assembly.assemble(QUICKSTART, **arguments)
+        except _ReachedError as reached:
+            recipe: dict[str, Any] = reached.args[0]
+            return recipe
+    raise AssertionError("assemble composed nothing")
+
+
+def _anything(*_: Any, **__: Any) -> Any:
+    class Anything:
+        world_size = 1
+        type = "cpu"
+
+    return Anything()
+
+
+def _dispatcher_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from moeframe.config.schema import DispatcherConfig
+
+    return asdict(DispatcherConfig(name="alltoall", **arguments))
+
+
+CALLS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "moeframe.assemble": _assemble,
+    "moeframe.config.schema.DispatcherConfig": _dispatcher_config,
+}

@@ -37,7 +37,8 @@ def balance_sum(
         per_expert_BE = torch.where(valid_BS.unsqueeze(-1), shares_BSE, 0).sum(1)
         tokens = valid_BS.sum(1, keepdim=True).clamp_min(1)
     num_experts = scores_BSE.shape[2]
-    return (counts_BE / tokens * per_expert_BE).sum() * (alpha * num_experts / top_k)
+    # An integer tensor divided by a number would be float32, in a float64 run too.
+    return (counts_BE.to(per_expert_BE.dtype) / tokens * per_expert_BE).sum() * (alpha * num_experts / top_k)
 
 
 class _Inject(torch.autograd.Function):

@@ -138,7 +138,9 @@ def layout(world: int, ep: int, *, pp: int = 2) -> tuple[str, ...]:
 
 
 def composed(schedule: str, sharding: str) -> tuple[str, ...]:
-    keeps = ("sharding.options.reshard_after_forward=false",) if sharding == "fsdp2" and schedule in SPLIT else ()
+    keeps = (
+        ("sharding.options.reshard_after_forward=false",) if sharding in ("fsdp2", "hsdp") and schedule in SPLIT else ()
+    )
     return (f"schedule.name={schedule}", *SCHEDULES[schedule], f"sharding.name={sharding}", *keeps)
 
 
@@ -159,6 +161,14 @@ def test_every_schedule_gives_the_numbers_of_one_process(
 ) -> None:
     overrides = (*layout(world, ep), *composed(schedule, sharding))
     assert_same(ranks.run(two_steps, overrides, world_size=world), oracle)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
+@pytest.mark.parametrize("sharding", ["zero1", "hsdp"])
+def test_other_shardings_work_inside_stages(ranks: RankPool, oracle: Numbers, schedule: str, sharding: str) -> None:
+    overrides = (*layout(4, 2 if sharding == "zero1" else 1), *composed(schedule, sharding))
+    replicas = ("parallel.dp_replicate=2",) if sharding == "hsdp" else ()
+    assert_same(ranks.run(two_steps, (*overrides, *replicas), world_size=4), oracle)
 
 
 @pytest.mark.parametrize(

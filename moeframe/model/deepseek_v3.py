@@ -155,7 +155,8 @@ class DeepSeekV3(nn.Module):
         if self.embedding is not None:
             embedding = self.embedding
             (embedded,) = run_phase("embed", -1, lambda ids: (embedding(ids),), inputs)
-            hidden = embedded
+            # A node of its own: gradients of the first layer add up before those of MTP modules join, traced or not.
+            hidden = embedded.view_as(embedded)
         else:
             hidden, embedded = inputs[..., :width], inputs[..., width:]
         mask = attention_mask(valid, document_ids)

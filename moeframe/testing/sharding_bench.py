@@ -138,9 +138,11 @@ class Bench:
         return float(total)
 
     def train(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Run a step on both sides, clipped to half the norm; parameters are compared by `require_parameters`."""
+        """Run a step on both sides, clipped to half the norm; the first one's gradients are compared before that."""
         gradients = self.reference.gradients(step)
         self.backward(step)
+        if step == 0:
+            self.require_gradients(step)
         norm = self.sharded.clip_(None)
         self.sharded.clip_(float(norm) / 2)
         for group in optimizer.param_groups:

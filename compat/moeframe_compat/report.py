@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moeframe_compat.errors import CLEAN, FINDINGS, STALE, UsageError
+from moeframe_compat.errors import CLEAN, EXTRACTION, FINDINGS, STALE, UsageError
 from moeframe_compat.extract.cache import cached_snapshots
 from moeframe_compat.extract.package import Extraction
 from moeframe_compat.extract.trees import parse_spec
@@ -33,6 +33,7 @@ class Report:
         skipped: Rules that could not run, and why.
         added: New public objects.
         objects: How many public objects the old release has.
+        unrun: Ledger entries that were to be executed and could not be; `skipped` says why.
     """
 
     package: str
@@ -45,6 +46,7 @@ class Report:
     skipped: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     objects: int = 0
+    unrun: list[str] = field(default_factory=list)
 
     @property
     def breaking(self) -> list[Finding]:
@@ -68,9 +70,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 clean, 1 findings, 4 stale."""
+        """0 clean, 1 findings, 3 the ledger could not be executed, 4 stale."""
         if self.breaking:
             return FINDINGS
+        if self.unrun:
+            return EXTRACTION
         return STALE if self.stale else CLEAN
 
 
@@ -137,6 +141,7 @@ def compare(
         sorted(ctx.skipped),
         additions(ctx),
         len(ctx.old_surface),
+        sorted(label for label, (rule, _) in verdicts.items() if rule == "unknown"),
     )
 
 

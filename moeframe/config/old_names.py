@@ -43,7 +43,7 @@ def carried_over(name: str, old: T | Absent, new: T, *, unset: T, stacklevel: in
     """Return the value of a parameter that may have been given by its old name.
 
     Args:
-        name: the entry's `old`, such as ``moeframe.assemble(enable_deepep)``.
+        name: the entry's `old`, such as ``pkg.function(old_parameter)``.
         old: what was given by the old name; `ABSENT` for nothing.
         new: what was given by the new name.
         unset: the default of `new`.
@@ -74,7 +74,7 @@ def read_by_old_name(owner: object, name: str, *, stacklevel: int = 2) -> Any:
 
     Args:
         owner: has the attribute.
-        name: the entry's `old`, such as ``moeframe.config.schema.DispatcherConfig(enable_deepep)``.
+        name: the entry's `old`, such as ``pkg.Class(old_field)``.
         stacklevel: as for `carried_over`.
 
     Raises:

@@ -20,7 +20,11 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 
 def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe that keys over the quickstart resolve to: the same in a file, in a base and as overrides."""
+    """Return what keys over the quickstart resolve to: in a file, in a base that it extends, and as overrides.
+
+    Raises:
+        Exception: every way refuses them; the refusal of one alone is a result, and differs from the others'.
+    """
     with tempfile.TemporaryDirectory(prefix="moeframe-ledger-") as folder:
         mine, over = Path(folder, "mine.yaml"), Path(folder, "over.yaml")
         # JSON is YAML.
@@ -31,14 +35,13 @@ def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
         ]
         ways = {"file": (mine, []), "base": (over, []), "override": (QUICKSTART, overrides)}
         results = {way: _load(*arguments) for way, arguments in ways.items()}
-    for way, (recipe, messages) in results.items():
-        expected, told = results["file"]
-        assert recipe == expected, f"as {way}: {recipe['dispatcher']}; in a file: {expected['dispatcher']}"
-        assert len(messages) == len(told), f"as {way}: {len(messages)} warnings; in a file: {len(told)}"
-    recipe, messages = results["file"]
-    for message in messages:
+    recipes = {way: recipe for way, (recipe, _) in results.items()}
+    if all(isinstance(recipe, Exception) for recipe in recipes.values()):
+        raise next(recipe for recipe in recipes.values() if isinstance(recipe, Exception))
+    told = {len(messages) for _, messages in results.values()}
+    for message in results["file"][1] if len(told) == 1 else ():  # no warning at all where the ways differ
         warnings.warn(message, stacklevel=2)
-    return recipe
+    return recipes
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,14 +50,19 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return CALLS[name](arguments)
 
 
-def _load(path: Path, overrides: list[str]) -> tuple[dict[str, Any], list[Warning]]:
-    """Return a recipe and the warnings about it."""
+def _load(path: Path, overrides: list[str]) -> tuple[dict[str, Any] | Exception, list[Warning]]:
+    """Return a recipe, or why it is refused, and the warnings about it."""
     from moeframe.config.load import load_recipe
+    from moeframe.errors import RecipeError
 
     _new_process()
+    recipe: dict[str, Any] | Exception
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        recipe = asdict(load_recipe(path, overrides).recipe)
+        try:
+            recipe = asdict(load_recipe(path, overrides).recipe)
+        except RecipeError as refusal:
+            recipe = refusal
     return recipe, [warning.message for warning in caught if isinstance(warning.message, Warning)]
 
 

@@ -222,6 +222,19 @@ def test_a_checkpoint_of_one_sharding_goes_on_in_another(
         assert_same(numbers, second)
 
 
+@pytest.mark.parametrize("layout", [("zero1", 4, 2, 1), ("zero1", 2, 1, 1), ("hsdp", 4, 1, 2)], ids=str)
+def test_c42_resuming_gives_equal_bits(ranks: RankPool, tmp_path: Path, layout: Layout) -> None:
+    overrides = (*overrides_of(layout), "train.precision=bfloat16")
+    straight = ranks.run(two_steps, overrides, world_size=layout[1])
+    ranks.run(save_after_one_step, tmp_path, overrides, world_size=layout[1])
+    resumed = ranks.run(resume_for_one_step, tmp_path, overrides, world_size=layout[1])
+    for mine, theirs in zip(resumed, straight, strict=True):
+        assert (mine.losses, mine.norms) == (theirs.losses[1:], theirs.norms[1:])
+        assert [
+            name for name, value in theirs.parameters.items() if not torch.equal(mine.parameters[name], value)
+        ] == []
+
+
 @pytest.mark.parametrize(
     ("layout", "message"),
     [

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-TIMEOUT_S: Final = 240
+TIMEOUT_S: Final = 500
 """Of one command; a training run takes a few seconds on an idle machine, and far longer on a busy one."""
 
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

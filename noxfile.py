@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -104,9 +105,10 @@ def minimums(session: nox.Session) -> None:
     several GB of CUDA. Where pip can get a CPU build of it, name it, in any form that pip takes (a version, a file):
     ``MOEFRAME_MINIMUMS_TORCH=torch==2.11.0 nox -s minimums``. The session says which torch it has tested.
     """
-    project = nox.project.load_toml("pyproject.toml")["project"]
-    extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *(need for extra in sorted(extras) for need in extras[extra])]
+    needed: list[str] = []
+    for file in ("pyproject.toml", "compat/pyproject.toml"):
+        project = nox.project.load_toml(file)["project"]
+        needed += [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
     lowest = [need.replace(">=", "==") for need in needed if not need.startswith(("moeframe[", "torch>"))]
     torch = os.environ.get(LOWEST_TORCH)
     if torch is None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final, NoReturn
 
 import torch.distributed as dist
-from torch.distributed import DistStoreError, Store, TCPStore
+from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
 
 from moeframe.debug.entries import Entry, disagreement
 from moeframe.errors import ContractError, JobFailedError
@@ -78,8 +78,13 @@ class Agreement:
             ContractError: they come with different ones.
             JobFailedError: a rank does not come in time, or rank 0 and the store have gone.
         """
-        try:
+        with self._reaching(entry):
             self._collective(entry, ranks)
+
+    @contextmanager
+    def _reaching(self, entry: Entry) -> Iterator[None]:
+        try:
+            yield
         except dist.DistNetworkError as error:
             raise JobFailedError(
                 f"The ledger's store on rank 0 is gone ({error}): Connection closed by peer. The error of rank 0 says "
@@ -157,20 +162,24 @@ class Agreement:
         Raises:
             ContractError: dtype, number of elements or place in the pipeline do not fit.
         """
+        with self._reaching(entry):
+            self._message(entry, pair, sends=sends)
+
+    def _message(self, entry: Entry, pair: str, *, sends: bool) -> None:
         own, other = ("send", "receive") if sends else ("receive", "send")
         prefix = f"{entry.group}/{pair}/{entry.sequence}"
         self._store.set(f"last/{entry.rank}", str(entry))
         self._store.set(f"{prefix}/{own}", entry.to_json())
-        if not self._store.check([f"{prefix}/{other}"]):
+        if self._store.add(f"{prefix}/ends", 1) < 2:
             return
         theirs = Entry.from_json(self._store.get(f"{prefix}/{other}"))
+        for key in (own, other, "ends"):
+            self._store.delete_key(f"{prefix}/{key}")
         if entry.operands != theirs.operands:
             self._fail(
                 f"Message {entry.sequence} from rank to rank ({pair}) of group {entry.group}: different dtypes or "
                 f"numbers of elements.\n  rank {entry.rank}: {entry}\n  rank {theirs.rank}: {theirs}"
             )
-        for end in (own, other):
-            self._store.delete_key(f"{prefix}/{end}")
 
 
 def _error(verdict: str) -> ContractError | JobFailedError:

@@ -1,7 +1,7 @@
 """What collective an operator of torch is: which group, what must agree between its ranks, who sends how much to whom.
 
-This module alone reads torch's collective operators (`c10d`, and `_c10d_functional` that DTensor uses), which torch does
-not document; tests/moeframe/debug/test_collectives.py says what is relied upon.
+This module alone reads torch's collective operators (`c10d`, and `_c10d_functional` that DTensor uses), which torch
+does not document; tests/moeframe/debug/test_collectives.py says what is relied upon.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
 __all__ = ["Collective", "read_collective"]
 
@@ -22,8 +22,9 @@ __all__ = ["Collective", "read_collective"]
 class Collective:
     """A call of a collective operator on this rank.
 
-    `op`: its name with its root; the reduction is hidden from Python. `agreed`: tensors that every rank of the group gives in the same dtype and
-    number of elements. `row`: the same for the rows of an exchange with splits, `send` and `receive` in rows by rank.
+    `op`: its name with its root; the reduction is hidden from Python. `agreed`: tensors that every rank of the group
+    gives in the same dtype and number of elements. `row`: the same for the rows of an exchange with splits, `send` and
+    `receive` in rows by rank.
     `peer`: the other rank in the group of a message, whose `tag` it has; None for a true collective.
     """
 
@@ -86,7 +87,6 @@ _FUNCTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "reduce_scatter_tensor_coalesced": ("reduce_scatter_coalesced", "inputs"),
 }
 _BARRIERS: Final = ("barrier", "monitored_barrier_")
-_NO_COLLECTIVES: Final = ("check_for_nan", "recv_any_source_", "wait_tensor")
 
 
 def read_collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Collective | None:
@@ -98,11 +98,13 @@ def read_collective(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         NotImplementedError: a collective of a kind that this module does not know.
     """
     namespace, _, name = func._schema.name.partition("::")  # noqa: SLF001  # the only way to an operator's name
-    reader = _READERS.get(namespace)
-    if reader is None or name in _NO_COLLECTIVES:
+    if namespace not in _READERS or name == "recv_any_source_":
         return None
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}  # noqa: SLF001
-    collective = reader(name, {**given, **kwargs})
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}  # noqa: SLF001
+    given = {**named, **kwargs}
+    if "process_group" not in given and "group_name" not in given:
+        return None  # such as waiting for a result
+    collective = _READERS[namespace](name, given)
     if collective is None:
         raise NotImplementedError(
             f"The ledger does not know the operator {func._schema.name} of torch {torch.__version__}. "  # noqa: SLF001
@@ -142,7 +144,8 @@ def _read_c10d(name: str, given: _Arguments) -> Collective | None:
 
 def _read_functional(name: str, given: _Arguments) -> Collective | None:
     named = given["group_name"]
-    group = _resolve_process_group(named) if isinstance(named, str) else ProcessGroup.unbox(named)
+    resolve: Callable[[Any], Any] = _resolve_process_group  # its own type for names came with torch 2.12
+    group = resolve(named) if isinstance(named, str) else ProcessGroup.unbox(named)
     if name == "all_to_all_single":
         sent = given["input"]
         receives = given["output_split_sizes"]

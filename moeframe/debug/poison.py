@@ -50,15 +50,15 @@ def poisoned() -> Iterator[None]:
     """
     was_on = torch.are_deterministic_algorithms_enabled()
     warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = deterministic.fill_uninitialized_memory
+    filled = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    deterministic.fill_uninitialized_memory = True  # type: ignore[assignment]
+    deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         with inspecting(_inspect):
             yield
     finally:
         torch.use_deterministic_algorithms(was_on, warn_only=warned_only)
-        deterministic.fill_uninitialized_memory = filled  # type: ignore[assignment]
+        deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def require_written_gradients(model: nn.Module) -> None:
@@ -125,6 +125,6 @@ def _require_written(name: str, tensor: torch.Tensor, rows: int | None, kind: st
     of_rows = f", of which {rows} rows are real" if by_row else ""
     raise ContractError(
         f"Poison: {kind}{name} holds {int(nans.sum())} NaN, the first at {list(first)} ({trace.current()}; shape "
-        f"{list(tensor.shape)}{of_rows}). This phase read memory that nobody had written, or computed NaN from numbers. "
+        f"{list(tensor.shape)}{of_rows}). This phase read memory that nobody had written, or made NaN from numbers. "
         "Write every element of a new buffer before it is read, or fill it with zeros."
     )

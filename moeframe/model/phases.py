@@ -111,4 +111,4 @@ def run_phase(
         marked: Any = function(*_marked(inputs, span.leave))
         if inspector is not None:
             span.inspect = inspector(phase, inputs, marked)
-        return _marked(marked, span.enter)  # type: ignore[return-value]
+        return _marked(marked, span.enter)

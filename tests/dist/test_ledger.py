@@ -186,8 +186,8 @@ SMALL = (
 
 
 def three_steps(overrides: tuple[str, ...]) -> SimpleNamespace:
-    """Return the metrics of three steps without and with the ledger, and what it holds."""
-    found = SimpleNamespace(metrics=[], entries=[])
+    """Return numbers of three steps without and with the ledger, and what it holds."""
+    found = SimpleNamespace(metrics=[], parameters=[], entries=[])
     for debug in ("false", "true"):
         recipe = load_recipe(RECIPE, [*SMALL, *overrides, f"debug.ledger={debug}"])
         with assemble(recipe) as job:
@@ -195,6 +195,7 @@ def three_steps(overrides: tuple[str, ...]) -> SimpleNamespace:
             metrics = [trainer.step(step) for step in range(3)]
             found.metrics.append([(one["loss"], one["grad_norm"]) for one in metrics])
             found.metrics[-1].append(trainer.evaluate())
+            found.parameters.append(job.sharded.full_parameters())
             if job.ledger is not None:
                 found.entries = list(job.ledger.entries)
     return found
@@ -231,13 +232,15 @@ def test_a_clean_run_raises_no_alarm_and_changes_no_bit(ranks, world, ep, dispat
         f"dispatcher.name={dispatcher}",
         *more,
     )
+    places = set()
     for found in ranks.run(three_steps, overrides, world_size=world, timeout=200):
         assert found.metrics[0] == found.metrics[1]
+        assert all(torch.equal(value, found.parameters[1][name]) for name, value in found.parameters[0].items())
         assert len(found.entries) > 10
         assert all(entry.site.line for entry in found.entries)
-        if ep > 1:
-            assert any("dispatch (forward)" in entry.site.place for entry in found.entries)
-            assert any("dispatch (backward)" in entry.site.place for entry in found.entries)
+        places |= {entry.site.place.rpartition(", ")[2] for entry in found.entries}
+    if ep > 1:
+        assert {"dispatch (forward)", "dispatch (backward)"} <= places
 
 
 def write_and_read(folder: str) -> list[dict]:

@@ -21,6 +21,9 @@ __all__ = ["Outcome", "die_with_parent", "run_local"]
 GRACE_S = 3.0
 """After a failure the other ranks get this long to write their own report, then SIGKILL."""
 
+SAME_SIGNAL_S = 1.0
+"""A signal that comes again within this time is the same one: whoever signals a whole group delivers it twice."""
+
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
@@ -62,7 +65,7 @@ def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s
     """Start `world_size` copies of `command` and wait for them.
 
     Rank 0 shares this process's terminal; the others write to ``log_dir/rank-<n>.out``. SIGINT and SIGTERM are passed
-    on once; a second one kills.
+    on once; a second one, later than that, kills.
 
     Args:
         command: program and arguments, the same for every rank; the rank comes through the environment.
@@ -73,12 +76,15 @@ def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s
     Returns:
         How they ended. Every process has ended when this returns.
     """
-    received = 0
+    received, received_at = 0, 0.0
     processes: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        nonlocal received
-        again, received = received != 0, number
+        nonlocal received, received_at
+        now = time.monotonic()
+        if number == received and now - received_at < SAME_SIGNAL_S:
+            return
+        again, received, received_at = received != 0, number, now
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL if again else number)

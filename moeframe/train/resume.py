@@ -20,7 +20,7 @@ from moeframe.launch.environment import World
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import COMPLETE, complete_steps
 
-__all__ = ["LATEST", "Opened", "locked", "open_run"]
+__all__ = ["LATEST", "Opened", "locked", "open_run", "prepare"]
 
 LATEST = "latest"
 
@@ -39,7 +39,7 @@ class Opened:
 
 
 def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
-    """Make a new run directory, or find the one to go on in.
+    """Make a new run directory, or find the one to go on in; nothing in a used one is changed.
 
     Args:
         recipe: of this start.
@@ -54,9 +54,9 @@ def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
     if resume is None:
         restarted = _same_launch(output_dir / recipe.name, world)
         if restarted is None:
-            return _new(recipe, output_dir)
+            return Opened(run_dir=RunDirectory.create(output_dir, recipe.name), step=0)
         steps = complete_steps(restarted.checkpoints)
-        return _again(restarted, recipe, steps[-1] if steps else 0)
+        return Opened(run_dir=restarted, step=steps[-1] if steps else 0)
     run_dir = _named(recipe, output_dir, resume)
     steps = complete_steps(run_dir.checkpoints)
     if not steps:
@@ -70,24 +70,20 @@ def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
             f"--resume {resume}: {run_dir.path} has a checkpoint of step {steps[-1]}, and train.steps is "
             f"{recipe.train.steps}: nothing is left to do. Go on with a larger train.steps=N."
         )
-    return _again(run_dir, recipe, steps[-1])
+    return Opened(run_dir=run_dir, step=steps[-1])
 
 
-def _new(recipe: Recipe, output_dir: Path) -> Opened:
-    run_dir = RunDirectory.create(output_dir, recipe.name)
-    run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
-    return Opened(run_dir=run_dir, step=0)
+def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
+    """Write the recipe of this start, and remove reports and half checkpoints of an earlier one.
 
-
-def _again(run_dir: RunDirectory, recipe: Recipe, step: int) -> Opened:
-    """Prepare a used directory: the recipe of this start, no reports and no half checkpoints of the last one."""
+    Only whoever holds the directory may do this (`locked`): half a checkpoint may be one that a running job writes.
+    """
     for half in run_dir.checkpoints.glob("step-*"):
         if not (half / COMPLETE).is_file():
             shutil.rmtree(half)
     run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
     for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*")]:
         stale.unlink(missing_ok=True)
-    return Opened(run_dir=run_dir, step=step)
 
 
 def _named(recipe: Recipe, output_dir: Path, resume: str) -> RunDirectory:

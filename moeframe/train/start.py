@@ -19,8 +19,9 @@ from moeframe.launch.local import Outcome, die_with_parent, run_local
 from moeframe.train.curves import try_to_draw
 from moeframe.train.failure import read_failures
 from moeframe.train.progress import duration
-from moeframe.train.resume import Opened, locked, open_run
+from moeframe.train.resume import Opened, locked, open_run, prepare
 from moeframe.train.run_directory import RunDirectory
+from moeframe.train.saved import complete_steps
 
 __all__ = ["start"]
 
@@ -52,6 +53,7 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
     opened = open_run(recipe, resume, world)
     run_dir = opened.run_dir
     with locked(run_dir):
+        prepare(run_dir, recipe)
         print(headline(composition, opened))
         command = [sys.executable, "-m", "moeframe.train.worker", str(run_dir.path), str(opened.step), *plugins]
         outcome = run_local(command, recipe.launch.nproc_per_node, run_dir.log_dir)
@@ -86,7 +88,13 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
         return failures[0].exit_code
     if outcome.received:
         name = signal.Signals(outcome.received).name
-        print(f"ended by {name} before a step boundary; nothing was saved. logs: {run_dir.log_dir}", file=sys.stderr)
+        steps = complete_steps(run_dir.checkpoints)
+        saved = (
+            f"the last whole checkpoint is step {steps[-1]}; go on with --resume {run_dir.path}"
+            if steps
+            else ("no checkpoint is whole")
+        )
+        print(f"ended by {name} before a step boundary: {saved}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
         return 128 + outcome.received
     rank = outcome.first_failed
     assert rank is not None
@@ -145,6 +153,7 @@ def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | No
             held = locked(opened.run_dir)
             _on_rank_0(world, held.__enter__)
             try:
+                _on_rank_0(world, lambda: prepare(opened.run_dir, recipe))
                 summary = work(opened.run_dir, opened.step, plugins)
             finally:
                 if world.rank == 0:

@@ -29,6 +29,12 @@ def _log_to(run_dir: RunDirectory, rank: int) -> None:
     handler = logging.FileHandler(run_dir.log_dir / f"rank-{rank}.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
+    if rank == 0:  # what a person should know does not hide in a file
+        console = logging.StreamHandler()
+        console.setLevel(logging.WARNING)
+        console.addFilter(lambda record: record.levelno == logging.WARNING)  # failures are told by who started the job
+        console.setFormatter(logging.Formatter("warning: %(message)s"))
+        logging.getLogger().addHandler(console)
     logging.getLogger().setLevel(logging.INFO)
 
 

@@ -12,11 +12,10 @@ from typing import Final, TextIO
 
 import typer
 
-from moeframe.config.compose import compose
 from moeframe.config.load import read_recipe
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
-from moeframe.verify import verify
+from moeframe.verify import compose_to_prove, verify
 from moeframe.verify.reference.plugin import MODULE
 
 __all__ = ["verify_recipe"]
@@ -34,10 +33,10 @@ def verify_recipe(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]
     """
     loaded = read_recipe(recipe, overrides)
     catalog = Catalog(build_plugin_manager([*plugins, MODULE], wanted=loaded.backends))
-    composition = compose(loaded, catalog)
+    composition, notes = compose_to_prove(loaded, catalog)
     line = _ProgressLine(sys.stderr)
     try:
-        verdict = verify(composition, catalog, plugins=plugins, progress=line.show)
+        verdict = verify(composition, catalog, plugins=plugins, notes=notes, progress=line.show)
     finally:
         line.clear()
     if as_json:

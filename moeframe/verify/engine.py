@@ -51,6 +51,7 @@ def verify(
     pool: RankPool | None = None,
     jobs: Jobs | None = None,
     only: Collection[str] | None = None,
+    notes: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verdict:
     """Prove a recipe: every layout around its own must leave behind what the reference does.
@@ -62,6 +63,7 @@ def verify(
         pool: of four ranks, to share between calls; None: one of its own.
         jobs: makes the jobs, the reference's too; None: as `moeframe run` does.
         only: titles of the layouts to run; None: all.
+        notes: what the reader should know besides.
         progress: told what runs.
 
     Raises:
@@ -86,7 +88,7 @@ def verify(
         name=composition.recipe.name,
         rows=tuple(rows),
         findings=tuple(findings),
-        notes=planned.layouts.notes,
+        notes=(*notes, *planned.layouts.notes),
         seconds=time.monotonic() - begun,
     )
 

@@ -227,7 +227,7 @@ def _count(
         if config.aux_loss_selection == "scores":
             best_SK = scores_SE[there_S].argsort(-1, descending=True)[:, : config.num_experts_per_tok]
             counted_E = torch.bincount(best_SK.flatten(), minlength=config.n_routed_experts)
-        f_E = counted_E * config.n_routed_experts / (config.num_experts_per_tok * max(tokens, 1))
+        f_E = counted_E.double() * config.n_routed_experts / (config.num_experts_per_tok * max(tokens, 1))
         shares_SE = scores_SE[there_S] / scores_SE[there_S].sum(-1, keepdim=True)
         p_E = shares_SE.sum(0) / max(tokens, 1)
         balance.append(config.aux_loss_alpha * (f_E * p_E).sum() * tokens)

@@ -75,15 +75,15 @@ class _Shape:
         return frozenset(axis for axis, size in vars(self).items() if size > 1)
 
     def __str__(self) -> str:
-        names = {
-            "pp": "PP",
-            "dp_replicate": "replicas",
-            "edp_shard": "expert-data" if self.ep > 1 else "DP",
-            "ep": "EP",
+        sizes = {
+            "PP": self.pp,
+            "EP": self.ep,
+            "expert-data" if self.ep > 1 else "DP": self.edp_shard,
+            "replicas": self.dp_replicate,
         }
-        parts = [f"{names[axis]} {size}" for axis, size in vars(self).items() if size > 1]
         world = self.degrees.world
-        return f"{' x '.join(parts) or 'one process'}{f' ({world} processes)' if world > 1 else ''}"
+        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        return f"{' x '.join(parts)} ({world} processes)" if parts else "one process"
 
 
 def plan_layouts(composition: Composition, shrunk: Recipe) -> Layouts:

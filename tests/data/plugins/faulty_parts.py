@@ -168,9 +168,18 @@ def _with(build: Any, traits: Any) -> Mapping[str, Any]:
     return {"name": "faulty", "summary": "goes wrong on purpose", "options": FaultOptions, "build": build, "traits": traits}
 
 
+def _build_stale(options: FaultOptions, context: DispatcherContext) -> FaultyDispatcher:
+    return FaultyDispatcher(FaultOptions(fault="adds to stale rows"), context)
+
+
+def _alone(options: FaultOptions, precision: object) -> DispatcherTraits:
+    return replace(_dispatcher_traits(options, precision), max_group=1)
+
+
 @hookimpl
 def moeframe_offer_dispatchers() -> list[DispatcherOffer]:
-    return [DispatcherOffer(**_with(FaultyDispatcher, _dispatcher_traits))]
+    stale = {**_with(_build_stale, _alone), "name": "faulty_alone"}
+    return [DispatcherOffer(**_with(FaultyDispatcher, _dispatcher_traits)), DispatcherOffer(**stale)]
 
 
 @hookimpl

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from moeframe.errors import UserInputError
+
 __all__ = ["StepFile", "read_last_step", "read_steps"]
 
 
@@ -14,11 +16,16 @@ class StepFile:
     """Appends lines, whole ones only, in the order of their steps."""
 
     def __init__(self, path: Path, *, keep_steps: int = 0) -> None:
-        """Append to `path`, which keeps its first `keep_steps` steps: later ones are about to be trained again."""
+        """Append to `path`, which keeps its first `keep_steps` steps: later ones are about to be trained again.
+
+        Raises:
+            UserInputError: a line of `path` is damaged; the file stays as it is.
+        """
         if path.exists():
             part = path.with_name(f".{path.name}.part")
             with part.open("w", encoding="utf-8") as kept:
-                kept.writelines(line for line in _whole_lines(path) if json.loads(line)["step"] <= keep_steps)
+                lines = enumerate(_whole_lines(path), 1)
+                kept.writelines(line for number, line in lines if _step_of(line, path, number) <= keep_steps)
             part.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
@@ -45,6 +52,16 @@ def read_last_step(path: Path) -> dict[str, Any] | None:
         for line in _whole_lines(path):
             last = line
     return None if last is None else dict(json.loads(last))
+
+
+def _step_of(line: str, path: Path, number: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserInputError(
+            f"{path}:{number}: this line is no JSON object with a step ({error}); every line of the file must be one. "
+            f"Repair or delete the line, then resume again."
+        ) from error
 
 
 def _whole_lines(path: Path) -> Iterator[str]:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from moeframe.errors import UserInputError
 from moeframe.train.step_file import StepFile, read_last_step, read_steps
 
 
@@ -47,3 +50,13 @@ def test_a_line_that_a_killed_process_left_half_written_counts_nowhere(tmp_path:
 def test_a_run_that_wrote_nothing_has_no_steps(tmp_path: Path) -> None:
     assert list(read_steps(tmp_path / "metrics.jsonl")) == []
     assert read_last_step(tmp_path / "metrics.jsonl") is None
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"loss": 1}', '{"step": null}'])
+def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    text = f'{{"step": 1}}\n{damage}\n'
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserInputError, match=r"metrics\.jsonl:2: this line is no JSON object"):
+        StepFile(path, keep_steps=1)
+    assert path.read_text(encoding="utf-8") == text

@@ -90,6 +90,8 @@ def verify(
         findings=tuple(findings),
         notes=(*notes, *planned.layouts.notes),
         seconds=time.monotonic() - begun,
+        reference=reference,
+        cases=tuple(cases),
     )
 
 

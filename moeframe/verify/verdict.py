@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from moeframe.verify.compare import QUANTITIES, TOLERANCE, in_words
 from moeframe.verify.findings import Case, Finding
+from moeframe.verify.records import RankNumbers
 
 __all__ = ["Row", "Verdict"]
 
@@ -61,13 +62,18 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The outcome for one recipe."""
+    """The outcome for one recipe.
+
+    `reference` and `cases` hold the numbers that were compared; None and none when the reference could not be run.
+    """
 
     name: str
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     seconds: float
+    reference: RankNumbers | None = field(default=None, repr=False, compare=False)
+    cases: tuple[Case, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def exit_code(self) -> int:

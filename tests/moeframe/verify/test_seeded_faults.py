@@ -1,7 +1,7 @@
 """Mistakes that people make: verify finds each one and names it.
 
-Every test says which quantities differ in the first step that differs: without the comparison of these it would fail.
-The layouts are the few that tell the causes apart.
+`needs` proves that the comparison a test aims at is the one that finds the mistake: without it, the cause is lost. The
+layouts are the few that tell the causes apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from moeframe.train.assemble import Job
 from moeframe.train.metrics import StepTokens
 from moeframe.train.trainer import Computed, Trainer
 from moeframe.verify import Finding, Verdict
+from moeframe.verify.diagnose import diagnose
 from moeframe.verify.rehearsal import Jobs
+from moeframe.verify.weights import Basis
 
 Verified = Callable[..., Verdict]
 
@@ -37,6 +39,23 @@ def the_finding(verdict: Verdict, words: str) -> Finding:
     assert found, "\n".join(verdict.lines())
     assert verdict.exit_code == 1
     return found[0]
+
+
+def needs(verdict: Verdict, words: str, *quantities: str) -> bool:
+    """Say whether nothing names the cause once these quantities are compared no more ("formulas": with no formula)."""
+    without = []
+    for case in verdict.cases:
+        kept = [one for one in case.compared.differences if one.quantity not in quantities]
+        ranks = [replace(one, formulas=() if "formulas" in quantities else one.formulas) for one in case.ranks]
+        without.append(replace(case, ranks=tuple(ranks), compared=replace(case.compared, differences=tuple(kept))))
+    assert verdict.reference is not None
+    reference = replace(verdict.reference, formulas=() if "formulas" in quantities else verdict.reference.formulas)
+
+    def not_again() -> Basis:
+        raise AssertionError("gradients differ in no simple way, though they are not compared")
+
+    findings = diagnose(without, reference, basis=not_again, probes=lambda case: ())
+    return not any(words in str(finding) for finding in findings)
 
 
 def different(verdict: Verdict, title: str) -> set[str]:
@@ -54,6 +73,7 @@ def test_a_missing_division_by_ep_is_named(verified: Verified) -> None:
     finding = the_finding(verdict, "division by the ep size is missing")
     assert finding.what == "gradients of blocks.*.experts.routed.*, mtp.*.block.experts.routed.*"
     assert finding.ratio == "x2.000 = ep"
+    assert needs(verdict, "division by the ep size is missing", "gradients")
     assert finding.layouts == (EP,)
     assert [row.verdict for row in verdict.rows] == ["reference", "DIFFERENT", "equal", "equal"]
     assert "losses" in different(verdict, EP)  # only from the second step on: Adam hides the factor in the first
@@ -65,13 +85,16 @@ def test_gradients_averaged_over_data_ranks_are_named(verified: Verified) -> Non
     finding = the_finding(verdict, "averaged over the data ranks in place of summed")
     assert finding.what == "gradients of *"
     assert finding.ratio == "x0.500 = 1/dp"
+    assert needs(verdict, "averaged over the data ranks", "gradients")
     assert set(finding.layouts) == {EP, DP}
 
 
 def test_gradients_divided_by_the_number_of_micro_batches_are_named(verified: Verified) -> None:
     fault = ("schedule.name=faulty", "schedule.options.fault=divides by micro-batches")
-    finding = the_finding(verified(*fault, only=(ONE, EP)), "divided by the number of micro-batches")
+    verdict = verified(*fault, only=(ONE, EP))
+    finding = the_finding(verdict, "divided by the number of micro-batches")
     assert finding.ratio == "x0.500, x0.250 = 1/micro-batches"
+    assert needs(verdict, "divided by the number of micro-batches", "gradients")
 
 
 # --- clip norm. Nothing is clipped here, so that only the norm itself can tell: nothing else differs.
@@ -92,12 +115,14 @@ def test_a_wrong_clip_norm_is_named(verified: Verified, fault: str, layout: str,
     assert finding.what == "clip norm"
     assert finding.layouts == (layout,)
     assert different(verdict, layout) == {"norm"}
+    assert needs(verdict, cause, "norm")
 
 
 def test_experts_that_are_not_clipped_are_named(verified: Verified) -> None:
     verdict = verified("sharding.name=faulty", "sharding.options.fault=experts not clipped", only=(EP,))
     finding = the_finding(verdict, "left out of clipping")
     assert finding.what == "clipped of blocks.*.experts.routed.*, mtp.*.block.experts.routed.*"
+    assert needs(verdict, "left out of clipping", "clipped")
 
 
 # --- bias
@@ -126,6 +151,7 @@ def test_a_bias_updated_from_the_ranks_own_loads_is_named(verified: Verified) ->
     assert finding.what == "expert bias (e_score_correction_bias)"
     assert finding.layouts == (EP,)
     assert "biases" in different(verdict, EP)
+    assert needs(verdict, "each rank updates its bias", "biases")
 
 
 # --- means
@@ -161,6 +187,7 @@ def test_a_mean_of_means_is_named(verified: Verified) -> None:
     assert finding.what == "gradient of the ce loss"
     assert finding.layouts == (DP,)
     assert "gradients" in different(verdict, DP)
+    assert needs(verdict, "mean of means", "gradients")
 
 
 class LocalBalance(MeanOfMeans):
@@ -196,6 +223,7 @@ def test_a_balance_loss_that_is_a_mean_of_local_values_is_named(verified: Verifi
     found = [finding for finding in verdict.findings if finding.cause and finding.cause.startswith(cause)]
     assert {finding.what for finding in found} == {"value of the balance loss", "gradient of the balance loss"}
     assert {finding.layouts for finding in found} == {(DP,)}
+    assert needs(verdict, cause, "losses", "gradients")
 
 
 class ScaledStage(ModelStage):
@@ -226,6 +254,7 @@ def test_an_mtp_loss_scaled_by_micro_batches_is_named(verified: Verified) -> Non
     assert finding.what == "gradient of the mtp 1 loss"
     assert finding.ratio == "x2.000 = micro-batches"  # of EP 2; in one process it is x4
     assert {title for one in verdict.findings if "micro-batches" in str(one) for title in one.layouts} == {ONE, EP}
+    assert needs(verdict, "the MTP loss is scaled", "gradients")
 
 
 # --- routing and recomputation: the same in the reference and in every layout, so only the formulas can tell
@@ -286,6 +315,7 @@ def test_a_group_mask_with_zero_is_named(verified: Verified) -> None:
     finding = the_finding(verdict, "masked with 0 in place of -inf")
     assert finding.layouts == ("reference", EP)
     assert different(verdict, EP) == set()  # the layouts agree with one another; the formulas tell
+    assert needs(verdict, "masked with 0", "formulas")
 
 
 def test_recomputation_that_counts_again_is_named(verified: Verified) -> None:
@@ -295,9 +325,11 @@ def test_recomputation_that_counts_again_is_named(verified: Verified) -> None:
     assert loads.ratio == balance.ratio == "x2.000 = recompute"
     assert loads.layouts == balance.layouts == (EP, ONE)
     assert different(verdict, EP) == {"losses", "loads"}
+    assert needs(verdict, "tokens are counted a second time", "loads")
+    assert needs(verdict, "the balance loss is counted a second time", "losses")
 
 
-# --- parts, which verify tries by themselves
+# --- parts, which verify tries by themselves once losses or gradients differ
 
 
 def test_gates_that_a_compute_backend_rounds_are_named(verified: Verified) -> None:
@@ -309,8 +341,10 @@ def test_gates_that_a_compute_backend_rounds_are_named(verified: Verified) -> No
 
 def test_gates_that_a_dispatcher_rounds_are_named(verified: Verified) -> None:
     fault = ("dispatcher.name=faulty", "dispatcher.options.fault=gates in bfloat16")
-    finding = the_finding(verified(*fault, only=(EP,)), "gates are rounded to bfloat16 on their way")
+    verdict = verified(*fault, only=(EP,))
+    finding = the_finding(verdict, "gates are rounded to bfloat16 on their way")
     assert finding.what == "dispatcher 'faulty'"
+    assert {"losses", "gradients"} <= different(verdict, EP)
 
 
 def test_stale_rows_after_combine_are_named(verified: Verified) -> None:
@@ -328,6 +362,7 @@ def test_a_loss_that_never_arrives_is_named(verified: Verified) -> None:
     verdict = verified("schedule.name=faulty", "schedule.options.fault=loses the loss", only=(ONE, EP))
     finding = the_finding(verdict, "no loss arrives at the rank that reports it")
     assert finding.what == "ce_loss"
+    assert needs(verdict, "no loss arrives", "losses")
 
 
 def test_a_parameter_that_no_rank_has_is_a_difference(verified: Verified) -> None:

@@ -13,7 +13,7 @@ from moeframe_compat.extract.package import Extraction
 from moeframe_compat.extract.trees import parse_spec
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.signatures import callable_params
-from moeframe_compat.model.objects import Class
+from moeframe_compat.model.objects import Class, Function
 from moeframe_compat.policy.settings import Settings
 from moeframe_compat.report import Report, compare
 from moeframe_compat.rules.base import Finding, catalogue
@@ -60,13 +60,13 @@ def check_plugin(path: Path, old: str, new: str, package: str) -> Hits:
     """
     before, after = cached_snapshots([parse_spec(old), parse_spec(new)], Extraction(package))
     report = compare(before, after, Settings(), [], [])
-    index = Index(before)
+    index, fresh = Index(before), Index(after)
     usage = read_usage(path, index)
     out = Hits(report)
     for f in report.findings:
         if f.breaking:
             seen: set[Place] = set()
-            for place in _places(f, usage, index):
+            for place in _places(f, usage, index, fresh):
                 if place not in seen:
                     seen.add(place)
                     out.hits.append(Hit(f, place, _rewrite(f)))
@@ -80,7 +80,9 @@ def _split(symbol: str) -> tuple[str, str]:
     return path.removesuffix(".__init__"), name.rstrip(")")
 
 
-def _places(f: Finding, usage: Usage, index: Index) -> list[Place]:  # noqa: C901, PLR0911, PLR0912 - one branch per family
+def _places(  # noqa: C901, PLR0911, PLR0912 - one branch per family
+    f: Finding, usage: Usage, index: Index, fresh: Index
+) -> list[Place]:
     path, name = _split(f.symbol)
     family = f.rule[:2]
     if f.rule in _IMPORTS:
@@ -100,7 +102,7 @@ def _places(f: Finding, usage: Usage, index: Index) -> list[Place]:  # noqa: C90
     if family == "CF":
         return _config(f, path, name, usage, index)
     if f.rule in _OVERRIDES:
-        found = _overrides(f, path, name, usage, index)
+        found = _overrides(f, path, name, usage, index, fresh)
         if found or f.rule in ("PA001", "PA002", "PA006", "PA009", "PY208", "PY209"):
             return found
     calls = [c for c in usage.calls if c.path in _spellings(path, index)]
@@ -161,7 +163,7 @@ def _config(f: Finding, path: str, name: str, usage: Usage, index: Index) -> lis
     return usage.keys.get(key, []) + [c.place for c in calls if key in c.shape.names]
 
 
-def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index) -> list[Place]:
+def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index, fresh: Index) -> list[Place]:
     owner, method = path.rpartition(".")[0], path.rpartition(".")[2]
     spelled = _spellings(owner, index)
     contract = index.find(owner)
@@ -176,7 +178,8 @@ def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index) -> 
         if not (set(c.bases) & spelled or structural):
             continue
         if f.rule in ("PA001", "PA002"):
-            out += [] if method in c.methods else [c.place]
+            inherits = bool(set(c.bases) & spelled) and _has_body(fresh, path)
+            out += [] if method in c.methods or inherits else [c.place]
         elif method in c.methods:
             params, place = c.methods[method]
             open_ended = any(p.startswith("**") for p in params)
@@ -188,6 +191,13 @@ def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index) -> 
             ):
                 out.append(place)
     return out
+
+
+def _has_body(index: Index, path: str) -> bool:
+    """Does a member of the new release do something by itself, so that subclasses need not have it?"""
+    found = index.find(path)
+    obj = found.obj if found is not None else None
+    return isinstance(obj, Function) and not (obj.abstract or obj.body.trivial or obj.body.stub)
 
 
 def _rewrite(f: Finding) -> str:

@@ -97,7 +97,7 @@ def test_the_kit_passes_for_a_good_dispatcher() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert (found["kind"], found["name"], found["device"]) == ("dispatcher", "local", "cpu")
-    assert {row["verdict"] for row in found["checks"]} == {"ok", "left out"}
+    assert "ok" in {row["verdict"] for row in found["checks"]} <= {"ok", "left out"}
 
 
 def test_the_kit_fails_for_a_faulty_dispatcher_and_says_what_is_wrong() -> None:

@@ -27,6 +27,7 @@ SMALL = (
     "model.num_hidden_layers=2",
     "model.q_lora_rank=8",
     "model.kv_lora_rank=8",
+    "data.name=synthetic",
     "launch.device=cpu",
 )
 

@@ -29,6 +29,7 @@ SMALL = (
     "model.aux_loss_alpha=0.01",
     "model.bias_update_speed=0.01",
     "optimizer.lr=0.01",
+    "data.name=synthetic",
     "launch.device=cpu",
 )
 

@@ -82,3 +82,64 @@ def test_a_loader_that_cannot_be_run_leaves_the_break_and_says_so(tmp_path: Path
     report = compare_sources(BEFORE, AFTER.replace("{migrate}", "pass"), ledger=LEDGER, settings=settings)
     assert [f.rule for f in report.breaking] == ["CF002"]
     assert "the loader cannot be run: ModuleNotFoundError" in report.skipped[0]
+
+
+CALLED = """
+import warnings, torch
+@torch.no_grad()
+def route(x, *, use=None, enable="absent"):
+    {shim}
+    return use
+"""
+SHIM = """if enable != "absent":
+        warnings.warn("enable is now use", DeprecationWarning)
+        if use is not None and use != enable: raise TypeError("both")
+        use = enable
+"""
+PARAMETER = LEDGER.replace("'config'", "'python'").replace("'enable'", "'f(enable)'").replace("'use'", "'f(use)'")
+CALLER = """
+import sys
+def call(name, arguments):
+    import {package}
+    return [name, {package}.route(1, **arguments)]
+"""
+
+
+def call_check(folder: Path, shim: str, name: str) -> Report:
+    package = f"called_{name}"
+    (folder / f"{package}.py").write_text(CALLED.replace("{shim}", shim.strip()))
+    (folder / "trials.py").write_text(CALLER.replace("{package}", package))
+    settings = Settings(caller="trials.py:call", root=folder)
+    before = "__version__ = '0.1'\ndef f(x, *, enable=None): return enable\n"
+    after = "__version__ = '0.2'\ndef f(x, *, use=None, enable='absent'): return use or enable\n"
+    return compare_sources(before, after, ledger=PARAMETER, settings=settings)
+
+
+def test_a_declared_parameter_is_called_by_both_names_with_torch_stubbed(tmp_path: Path) -> None:
+    report = call_check(tmp_path, SHIM, "good")
+    assert (report.breaking, report.unrun, report.exit_code) == ([], [], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "rule"),
+    [
+        ("inert", ("        use = enable\n", ""), "DP005"),
+        ("falsy", ("use = enable", "use = enable or use"), "DP004"),
+        ("silent", ('warnings.warn("enable is now use", DeprecationWarning)', "pass"), "DP006"),
+        ("both", ('raise TypeError("both")', "pass"), "DP007"),
+    ],
+)
+def test_a_declared_parameter_that_does_not_work_is_named(
+    tmp_path: Path, name: str, change: tuple[str, str], rule: str
+) -> None:
+    report = call_check(tmp_path, SHIM.replace(*change), name)
+    assert rule in {finding.rule for finding in report.breaking}
+
+
+def test_a_ledger_that_cannot_be_run_is_not_clean(tmp_path: Path) -> None:
+    (tmp_path / "trials.py").write_text("def call(name, arguments): raise LookupError(name)\n")
+    settings = Settings(caller="trials.py:call", root=tmp_path)
+    same = "__version__ = '0.2'\ndef f(x, *, use=None, enable=None): return use\n"
+    report = compare_sources(same, same, ledger=PARAMETER, settings=settings)
+    assert (report.breaking, report.exit_code) == ([], 3)
+    assert "LookupError: f" in report.skipped[0]

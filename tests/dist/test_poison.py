@@ -68,7 +68,9 @@ def test_poison_changes_no_bit_c26(ranks, world, ep, dispatcher, sharding, more)
     for plain, with_poison in ranks.run(three_steps, overrides, world_size=world, timeout=200):
         assert plain.keys() == with_poison.keys()
         for key, value in plain.items():
-            same = torch.equal(with_poison[key], value) if isinstance(value, torch.Tensor) else with_poison[key] == value
+            same = (
+                torch.equal(with_poison[key], value) if isinstance(value, torch.Tensor) else with_poison[key] == value
+            )
             assert same, key
 
 
@@ -134,7 +136,6 @@ def test_a_phase_that_reads_an_unwritten_row_is_named_in_the_first_step(ranks, p
     assert f"{phase} ({where})" in text
     assert "step 1" in text
     assert "NaN" in text
-
 
 
 def gradients_of_a_broken_head() -> str:

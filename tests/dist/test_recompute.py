@@ -90,7 +90,6 @@ def assert_equal_numbers(found: dict[str, torch.Tensor], wanted: dict[str, torch
         assert error <= 1e-12 * scale, f"{name}: off by {error} of {scale}"
 
 
-
 def assert_calls(found: dict[str, tuple[dict, dict]]) -> None:
     """Layouts and combines are made once; full recompute dispatches once more for each micro-batch and layer."""
     plain = found["none"][1]
@@ -155,5 +154,3 @@ def test_a_pipeline_recomputes_once_for_each_micro_batch(ranks, schedule, ep, sh
         for mode in modes:
             assert_equal_numbers(found[mode][0], found["none"][0])
         assert_calls(found)
-
-

@@ -24,6 +24,8 @@ SWITCHED_OFF = [
         "model.bias_update_speed",
         "model.topk_method is greedy",
     ),
+    ("train: {recompute: full, recompute_phases: [attend]}", "train.recompute_phases", "train.recompute is full"),
+    ("debug: {ledger_timeout_s: 5}", "debug.ledger_timeout_s", "debug.ledger is false"),
     (
         "model: {aux_loss_alpha: 0, aux_loss_selection: scores}",
         "model.aux_loss_selection",

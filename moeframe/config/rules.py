@@ -147,6 +147,28 @@ def _recompute_phases(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+def _compiled(recipe: Recipe) -> Iterator[Problem]:
+    if not recipe.train.compile:
+        return
+    for path, value, off, why in (
+        (
+            "train.recompute",
+            recipe.train.recompute,
+            "none",
+            "compiled modules save other tensors when they run again in the backward.",
+        ),
+        ("debug.poison", recipe.debug.poison, False, "compiled modules allocate memory past torch's own operators."),
+        ("debug.ledger", recipe.debug.ledger, False, "torch runs no compiled module while operators are watched."),
+    ):
+        if value != off:
+            given, wanted = str(value).lower(), str(off).lower()
+            yield Problem(
+                path=path,
+                message=f"given {given} with train.compile=true; {why}",
+                fix=f"Use {path}={wanted}, or train.compile=false.",
+            )
+
+
 def _context_length(recipe: Recipe) -> Iterator[Problem]:
     longest = recipe.model.max_position_embeddings
     if recipe.train.seq_len > longest:
@@ -199,6 +221,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _betas,
     _learning_rates,
     _recompute_phases,
+    _compiled,
     _context_length,
     _mesh,
     _batch,

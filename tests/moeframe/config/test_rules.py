@@ -99,6 +99,13 @@ def test_a_value_out_of_its_range_is_refused(base, override, path) -> None:
     assert problems[0].fix
 
 
+@pytest.mark.parametrize("override", ["train.recompute=full", "debug.poison=true", "debug.ledger=true"])
+def test_compiled_modules_are_neither_recomputed_nor_watched(base, override) -> None:
+    key, _, value = override.partition("=")
+    (problem,) = recipe_problems(base("train.compile=true", override).recipe)
+    assert (problem.path, problem.message.partition(";")[0]) == (key, f"given {value} with train.compile=true")
+
+
 def test_rules_on_readable_values_speak_next_to_unreadable_ones(recipes) -> None:
     loaded = read_recipe(recipes.over_base("train: {steps: x, seq_len: 100, micro_batch_size: 3}\nparallel: {ep: y}"))
     assert [problem.path for problem in recipe_problems(loaded.recipe)] == ["train.seq_len", "train.micro_batch_size"]

@@ -15,7 +15,7 @@ from moeframe_compat.policy.settings import Settings
 from moeframe_compat.policy.suppressions import Suppression, apply, current_date, load_suppressions
 from moeframe_compat.policy.versions import bump, needed_bump
 from moeframe_compat.probe.complete import complete
-from moeframe_compat.probe.ledger import execute
+from moeframe_compat.probe.ledger import Execution
 from moeframe_compat.rules.base import Finding
 from moeframe_compat.rules.causes import causes
 from moeframe_compat.rules.context import Context
@@ -99,11 +99,12 @@ def check(
     if not package:
         raise UsageError("which package? give --package, or package in [tool.moeframe_compat]")
     how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
-    before, after = cached_snapshots([parse_spec(old), parse_spec(new)], how)
     ledger = load_ledger(settings.root / settings.ledger) if settings.ledger else []
     today = current_date()
     suppressions = load_suppressions(settings.root / settings.suppressions, today) if settings.suppressions else []
-    return compare(before, after, settings, ledger, suppressions, off)
+    with _execution(ledger, settings) as running:
+        before, after = cached_snapshots([parse_spec(old), parse_spec(new)], how)
+        return compare(before, after, settings, ledger, suppressions, off, running)
 
 
 def compare(
@@ -113,8 +114,9 @@ def compare(
     ledger: list[Change],
     suppressions: list[Suppression],
     off: frozenset[str] = frozenset(),
+    running: Execution | None = None,
 ) -> Report:
-    """Compare two snapshots; see `check`."""
+    """Compare two snapshots; see `check`. `running` executes the ledger already."""
     for snapshot in (before, after):
         for prefix in settings.modules_off:
             for path in [p for p in snapshot.modules if p == prefix or p.startswith(f"{prefix}.")]:
@@ -125,7 +127,8 @@ def compare(
     ctx = Context(before, after, options)
     ctx.skipped |= set(unknown)
     run_rules(ctx)
-    verdicts = _run_ledger(ctx, ledger, settings)
+    with running or _execution(ledger, settings) as execution:
+        verdicts = _verdicts(ctx, ledger, settings, execution)
     stale = apply_ledger(ctx, ledger, verdicts)
     stale += apply(ctx.findings, suppressions, after.version, current_date())
     order = {"error": 0, "warning": 1, "info": 2}
@@ -145,15 +148,18 @@ def compare(
     )
 
 
-def _run_ledger(ctx: Context, ledger: list[Change], settings: Settings) -> dict[str, tuple[str, str]]:
-    """Execute the declared renames, where the settings say how."""
-    if not (settings.loader or settings.caller) or not ledger:
-        return {}
-    if not settings.probe:
+def _execution(ledger: list[Change], settings: Settings) -> Execution:
+    """Start to execute the declared renames, where the settings say how."""
+    changes = ledger if settings.probe else []
+    return Execution(changes, settings.loader, settings.caller, settings.root)
+
+
+def _verdicts(ctx: Context, ledger: list[Change], settings: Settings, running: Execution) -> dict[str, tuple[str, str]]:
+    """What became of the entries whose window is open."""
+    if ledger and not settings.probe and (settings.loader or settings.caller):
         ctx.skipped.add("DP004-DP007 for the ledger's entries: the probe is off")
-        return {}
-    verdicts = execute(open_changes(ledger, ctx.new_version), settings.loader, settings.caller, settings.root)
-    return {label: (v.rule, v.why) for label, v in verdicts.items()}
+    still_open = {c.label() for c in open_changes(ledger, ctx.new_version)}
+    return {label: (v.rule, v.why) for label, v in running.verdicts().items() if label in still_open}
 
 
 def write_snapshot(spec: str, package: str, target: Path, settings: Settings) -> Snapshot:

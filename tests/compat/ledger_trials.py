@@ -7,33 +7,60 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+RECIPE: dict[str, dict[str, Any]] = {
+    "model": {
+        "vocab_size": 256,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 1,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "num_attention_heads": 2,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "max_position_embeddings": 64,
+    },
+    "dispatcher": {"name": "local"},
+    "sharding": {"name": "replicate"},
+    "schedule": {"name": "accumulate"},
+    "compute": {"name": "torch"},
+    "data": {"name": "synthetic"},
+    "optimizer": {"lr": 1.0},
+    "train": {"steps": 1, "seq_len": 32, "global_batch_size": 4, "micro_batch_size": 2},
+}
+"""Small, because it is loaded some fifty times."""
 
 
 def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what keys over the quickstart resolve to: in a file, in a base that it extends, and as overrides.
+    """Return what further keys resolve to: in a file that another one extends, and as overrides.
 
     Raises:
         Exception: every way refuses them; the refusal of one alone is a result, and differs from the others'.
     """
     with tempfile.TemporaryDirectory(prefix="moeframe-ledger-") as folder:
-        mine, over = Path(folder, "mine.yaml"), Path(folder, "over.yaml")
-        # JSON is YAML.
-        mine.write_text(json.dumps({"extends": [os.path.relpath(QUICKSTART, folder)], **config}), encoding="utf-8")
+        plain, mine, over = (Path(folder, name) for name in ("plain.yaml", "mine.yaml", "over.yaml"))
+        _write(plain, {})
+        _write(mine, config)
         over.write_text("extends: [mine.yaml]\n", encoding="utf-8")
         overrides = [
             f"{section}.{key}={json.dumps(value)}" for section, keys in config.items() for key, value in keys.items()
         ]
-        ways = {"file": (mine, []), "base": (over, []), "override": (QUICKSTART, overrides)}
+        ways = {"file": (over, []), "override": (plain, overrides)}
         results = {way: _load(*arguments) for way, arguments in ways.items()}
     recipes = {way: recipe for way, (recipe, _) in results.items()}
     if all(isinstance(recipe, Exception) for recipe in recipes.values()):
@@ -48,6 +75,13 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a callable makes of keywords."""
     _new_process()
     return CALLS[name](arguments)
+
+
+def _write(path: Path, config: Mapping[str, Any]) -> None:
+    """Write the recipe with further keys."""
+    sections = {section: {**RECIPE.get(section, {}), **config.get(section, {})} for section in {**RECIPE, **config}}
+    # JSON is YAML.
+    path.write_text(json.dumps({"schema_version": 1, "name": "trial", **sections}), encoding="utf-8")
 
 
 def _load(path: Path, overrides: list[str]) -> tuple[dict[str, Any] | Exception, list[Warning]]:
@@ -86,11 +120,21 @@ def _assemble(arguments: Mapping[str, Any]) -> dict[str, Any]:
     before = ("build_plugin_manager", "this_process", "choose_device", "Catalog")
     with patch.multiple(assembly, compose=compose, **dict.fromkeys(before, _anything)):
         try:
-            assembly.assemble(QUICKSTART, **arguments)
+            assembly.assemble(_plain(), **arguments)
         except _ReachedError as reached:
             recipe: dict[str, Any] = reached.args[0]
             return recipe
     raise AssertionError("assemble composed nothing")
+
+
+@cache
+def _plain() -> Any:
+    """Return the recipe as it is."""
+    from moeframe.config.load import load_recipe
+
+    with tempfile.TemporaryDirectory(prefix="moeframe-ledger-") as folder:
+        _write(Path(folder, "plain.yaml"), {})
+        return load_recipe(Path(folder, "plain.yaml"))
 
 
 def _anything(*_: Any, **__: Any) -> Any:

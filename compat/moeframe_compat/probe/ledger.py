@@ -9,10 +9,11 @@ the dotted name of a callable and a mapping of keywords, and returns what the ca
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from moeframe_compat.policy.ledger import Change
 
@@ -38,17 +39,30 @@ def execute(changes: list[Change], loader: str, caller: str, root: Path) -> dict
         caller: Of the new release; "" leaves parameters alone.
         root: Folder from which the new release is imported.
     """
-    import subprocess
+    with Execution(changes, loader, caller, root) as running:
+        return running.verdicts()
 
-    runs = {"config": loader, "recipe": loader, "python": caller}
-    wanted = [c for c in changes if c.kind in ("rename", "move") and runs.get(c.surface)]
-    wanted = [c for c in wanted if c.surface != "python" or ("(" in c.old and "(" in c.new)]
-    if not wanted:
-        return {}
-    request: dict[str, Any] = {
-        "root": str(root.resolve()),
-        "values": list(_VALUES),
-        "entries": [
+
+class Execution:
+    """Runs beside whatever else there is to do, until its verdicts are asked for; see `execute`."""
+
+    def __init__(self, changes: list[Change], loader: str, caller: str, root: Path) -> None:
+        runs = {"config": loader, "recipe": loader, "python": caller}
+        wanted = [c for c in changes if c.kind in ("rename", "move") and runs.get(c.surface)]
+        self.wanted = [c for c in wanted if c.surface != "python" or ("(" in c.old and "(" in c.new)]
+        self.root = str(root.resolve())
+        self.process: subprocess.Popen[str] | None = None
+        if self.wanted:
+            self.process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-I", str(Path(__file__).with_name("ledger_child.py")), self._request(runs)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    def _request(self, runs: dict[str, str]) -> str:
+        entries = [
             {
                 "label": c.label(),
                 "run": runs[c.surface],
@@ -57,23 +71,33 @@ def execute(changes: list[Change], loader: str, caller: str, root: Path) -> dict
                 "new": c.new_name if c.surface == "python" else c.new,
                 "map": c.value_map,
             }
-            for c in wanted
-        ],
-    }
-    try:
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-I", str(Path(__file__).with_name("ledger_child.py"))],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-        answers = json.loads(done.stdout.rpartition("\n@answers ")[2])
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return {c.label(): Verdict("unknown", f"the loader gave no answer: {type(e).__name__}") for c in wanted}
-    except ValueError:
-        last = done.stderr.strip().splitlines()
-        why = (last[-1] if last else f"exit {done.returncode}").replace(request["root"], "")
-        return {c.label(): Verdict("unknown", f"the loader cannot be run: {why}") for c in wanted}
-    return {c.label(): Verdict(*answers[c.label()]) for c in wanted}
+            for c in self.wanted
+        ]
+        return json.dumps({"root": self.root, "values": list(_VALUES), "entries": entries})
+
+    def __enter__(self) -> Self:
+        """Nothing: it runs since it was made."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process if nobody waited for it."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Wait for the verdicts, by the entry's label."""
+        if self.process is None:
+            return {}
+        try:
+            out, err = self.process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired as e:
+            why = f"the loader gave no answer: {type(e).__name__}"
+            return {c.label(): Verdict("unknown", why) for c in self.wanted}
+        try:
+            answers = json.loads(out.rpartition("\n@answers ")[2])
+        except ValueError:
+            last = err.strip().splitlines()
+            told = (last[-1] if last else f"exit {self.process.returncode}").replace(self.root, "")
+            return {c.label(): Verdict("unknown", f"the loader cannot be run: {told}") for c in self.wanted}
+        return {c.label(): Verdict(*answers[c.label()]) for c in self.wanted}

@@ -99,8 +99,8 @@ def _run(entry: dict[str, Any], root: str) -> Run:
 
 
 def main() -> None:
-    """Answer the request on standard input."""
-    request = json.loads(sys.stdin.read())
+    """Answer the request in the argument."""
+    request = json.loads(sys.argv[1])
     root = request["root"]
     sys.path.insert(0, root)
     _module(Path(__file__).with_name("child.py")).stub_heavy_modules()

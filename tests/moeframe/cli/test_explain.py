@@ -22,7 +22,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_key_is_explained_with_its_place() -> None:
     text, refusal = explain_recipe(TINY, ["optimizer.lr"], [])
     assert refusal is None
-    assert text.startswith("optimizer.lr: 0.003  # recipes/deepseek_v3/tiny.yaml:")
+    assert text.startswith("optimizer.lr: 0.006  # recipes/deepseek_v3/tiny.yaml:")
 
 
 def test_an_override_may_stand_before_or_after_the_key() -> None:

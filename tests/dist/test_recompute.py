@@ -99,13 +99,13 @@ def assert_calls(found: dict[str, tuple[dict, dict]]) -> None:
         assert calls == {**plain, "dispatch": again * plain["dispatch"]}, mode
 
 
+WHOLE = ("sharding.options.reshard_after_forward=false",)
+
 LAYOUTS = [
     (2, 2, "alltoall", "replicate", ()),
     (2, 2, "allgather", "zero1", ()),
-    (2, 1, "local", "fsdp2", ()),
+    (2, 1, "local", "fsdp2", WHOLE),
     (4, 2, "alltoall", "fsdp2", ()),
-    (4, 2, "alltoall", "fsdp2", ("sharding.options.reshard_after_forward=false",)),
-    (4, 2, "allgather", "fsdp2", ("train.precision=float64", "sharding.options.reshard_experts_after_forward=false")),
     (4, 2, "allgather", "hsdp", ("parallel.dp_replicate=2",)),
 ]
 
@@ -117,40 +117,39 @@ def test_recompute_changes_no_number_c16(ranks, world, ep, dispatcher, sharding,
         f"parallel.ep={ep}",
         f"sharding.name={sharding}",
         f"dispatcher.name={dispatcher}",
+        "model.num_hidden_layers=2",
         *more,
     )
-    for found in ranks.run(two_steps, overrides, MODES, world_size=world):
-        for mode in MODES:
+    modes = MODES if world == 2 else {mode: MODES[mode] for mode in ("full", "both")}
+    for found in ranks.run(two_steps, overrides, modes, world_size=world, timeout=200):
+        for mode in modes:
             assert_equal_numbers(found[mode][0], found["none"][0])
         assert_calls(found)
 
 
 PIPELINES = [
-    ("gpipe", 2, "fsdp2", ()),
-    ("1f1b", 2, "replicate", ()),
-    ("interleaved_1f1b", 2, "fsdp2", ()),
-    ("zero_bubble", 2, "fsdp2", ("sharding.options.reshard_after_forward=false",)),
-    ("zero_bubble", 2, "zero1", ()),
-    ("zbv", 2, "fsdp2", ("sharding.options.reshard_after_forward=false",)),
-    ("dualpipev", 2, "replicate", ()),
-    ("dualpipev", 2, "fsdp2", ("sharding.options.reshard_after_forward=false",)),
+    ("1f1b", "fsdp2", ()),
+    ("interleaved_1f1b", "replicate", ()),
+    ("zero_bubble", "fsdp2", WHOLE),
+    ("zbv", "zero1", ()),
+    ("dualpipev", "fsdp2", WHOLE),
 ]
 
 
-@pytest.mark.parametrize(("schedule", "ep", "sharding", "more"), PIPELINES)
-def test_a_pipeline_recomputes_once_for_each_micro_batch(ranks, schedule, ep, sharding, more) -> None:
+@pytest.mark.parametrize(("schedule", "sharding", "more"), PIPELINES)
+def test_a_pipeline_recomputes_once_for_each_micro_batch(ranks, schedule, sharding, more) -> None:
     """Also where the backward is split into several calls: torch's own checkpoint would recompute in each."""
     overrides = (
         "launch.nproc_per_node=4",
         "parallel.pp=2",
-        f"parallel.ep={ep}",
+        "parallel.ep=2",
         f"schedule.name={schedule}",
         f"sharding.name={sharding}",
         "dispatcher.name=alltoall",
         *more,
     )
     modes = {mode: MODES[mode] for mode in ("full", "both")}
-    for found in ranks.run(two_steps, overrides, modes, world_size=4):
+    for found in ranks.run(two_steps, overrides, modes, world_size=4, timeout=200):
         for mode in modes:
             assert_equal_numbers(found[mode][0], found["none"][0])
         assert_calls(found)

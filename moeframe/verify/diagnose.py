@@ -39,7 +39,7 @@ def diagnose(
         return findings
     findings += find_weights(cases, reference, basis)
     computed = [case for case in wrong if case.compared.of("gradients") or case.compared.of("losses")]
-    if computed and not findings:
+    if computed and not any(finding.cause for finding in findings):
         findings += _probed(computed, probes)
     for quantity in ("gradients", "clipped", "loads", "losses"):
         findings += find_factors(cases, reference, quantity)

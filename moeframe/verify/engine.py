@@ -107,6 +107,8 @@ def plan(composition: Composition, catalog: Catalog) -> _Plan:
     legal: list[Layout] = []
     refused: list[Problem] = []
     notes = [*layouts.notes]
+    if composition.recipe.train.compile:
+        notes.append("train.compile is left out: what it traces is the same mathematics, and tracing takes minutes.")
     for layout in layouts.runs:
         try:
             compose(LoadedRecipe.of(layout.recipe), catalog, device_kind="cpu")

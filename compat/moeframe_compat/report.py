@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moeframe_compat.errors import CLEAN, EXTRACTION, FINDINGS, STALE, UsageError
@@ -10,6 +10,8 @@ from moeframe_compat.extract.cache import cached_snapshots
 from moeframe_compat.extract.package import Extraction
 from moeframe_compat.extract.trees import parse_spec
 from moeframe_compat.model.snapshot import Snapshot
+from moeframe_compat.policy.exemptions import announce, drop_internal_modules
+from moeframe_compat.policy.exemptions import options as exemptions
 from moeframe_compat.policy.ledger import Change, apply_ledger, load_ledger, open_changes
 from moeframe_compat.policy.settings import Settings
 from moeframe_compat.policy.suppressions import Suppression, apply, current_date, load_suppressions
@@ -99,11 +101,12 @@ def check(
     if not package:
         raise UsageError("which package? give --package, or package in [tool.moeframe_compat]")
     how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
+    past = replace(how, exclude=(), own_settings=True)
     ledger = load_ledger(settings.root / settings.ledger) if settings.ledger else []
     today = current_date()
     suppressions = load_suppressions(settings.root / settings.suppressions, today) if settings.suppressions else []
     with _execution(ledger, settings) as running:
-        before, after = cached_snapshots([parse_spec(old), parse_spec(new)], how)
+        before, after = cached_snapshots([(parse_spec(old), past), (parse_spec(new), how)])
         return compare(before, after, settings, ledger, suppressions, off, running)
 
 
@@ -117,16 +120,14 @@ def compare(
     running: Execution | None = None,
 ) -> Report:
     """Compare two snapshots; see `check`. `running` executes the ledger already."""
-    for snapshot in (before, after):
-        for prefix in settings.modules_off:
-            for path in [p for p in snapshot.modules if p == prefix or p.startswith(f"{prefix}.")]:
-                del snapshot.modules[path]
+    drop_internal_modules(before, after, settings)
     unknown = sorted({u for s in (before, after) for u in complete(s, allowed=settings.probe)})
-    options = settings.options(off)
+    options = exemptions(before, settings, off)
     options.declared = frozenset(c.name for c in ledger if c.surface == "python" and c.kind != "default")
     ctx = Context(before, after, options)
     ctx.skipped |= set(unknown)
     run_rules(ctx)
+    announce(ctx, settings)
     with running or _execution(ledger, settings) as execution:
         verdicts = _verdicts(ctx, ledger, settings, execution)
     stale = apply_ledger(ctx, ledger, verdicts)
@@ -163,9 +164,21 @@ def _verdicts(ctx: Context, ledger: list[Change], settings: Settings, running: E
 
 
 def write_snapshot(spec: str, package: str, target: Path, settings: Settings) -> Snapshot:
-    """Write the snapshot file of a release."""
-    how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
-    (snapshot,) = cached_snapshots([parse_spec(spec)], how)
+    """Write the snapshot file of a release.
+
+    It records what is no API: what the release says of itself, or else what the settings of today say.
+    """
+    how = Extraction(
+        package,
+        settings.distribution,
+        settings.root,
+        tuple(settings.recipes),
+        tuple(settings.exclude),
+        own_settings=True,
+    )
+    (snapshot,) = cached_snapshots([(parse_spec(spec), how)])
+    if not snapshot.surfaces.project.declared.stated:
+        snapshot.surfaces.project.declared = settings.declared()
     complete(snapshot, allowed=settings.probe)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(snapshot.dump(), encoding="utf-8")

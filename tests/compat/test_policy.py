@@ -74,9 +74,11 @@ def test_suppress_writes_an_entry_that_works(project: Path) -> None:
     assert entry.reason == 'said "yes"'
 
 
-def test_the_settings_can_change_a_severity(project: Path) -> None:
+def test_the_settings_of_the_old_release_can_change_a_severity(project: Path) -> None:
     text = (project / "pyproject.toml").read_text().replace("suppressions = 'accepted.toml'\n", "")
     (project / "pyproject.toml").write_text(text + "severities = { PY102 = 'info' }\n")
+    assert main(["check", "--new", "dir:b"]) == 1
+    (project / "a" / "pyproject.toml").write_text((project / "pyproject.toml").read_text())
     assert main(["check", "--new", "dir:b"]) == 0
 
 

@@ -58,7 +58,7 @@ def check_plugin(path: Path, old: str, new: str, package: str) -> Hits:
     Raises:
         UsageError, ExtractionError: As for `check`.
     """
-    before, after = cached_snapshots([parse_spec(old), parse_spec(new)], Extraction(package))
+    before, after = cached_snapshots([(parse_spec(spec), Extraction(package)) for spec in (old, new)])
     report = compare(before, after, Settings(), [], [])
     index, fresh = Index(before), Index(after)
     usage = read_usage(path, index)

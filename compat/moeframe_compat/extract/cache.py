@@ -1,73 +1,99 @@
-"""Snapshots of several releases at once: large ones in parallel, git and index baselines from a cache by content."""
+"""Snapshots of several releases at once: large ones in parallel, and each file of a release read once.
+
+The cache keeps, for each tree of files, what every file contributes. A tree that differs in a few files takes the
+others from the newest tree of the same package.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import pickle
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from moeframe_compat.errors import ExtractionError
-from moeframe_compat.extract.package import Extraction, read_package
+from moeframe_compat.extract.package import Extraction, Part, assemble, read_part, wanted_files
 from moeframe_compat.extract.trees import Spec, Tree, read_tree
-from moeframe_compat.model.snapshot import SCHEMA, Snapshot, Sources, from_content, load_snapshot
+from moeframe_compat.model.snapshot import Snapshot, parse_snapshot
 
 PARALLEL = 400_000
 """Bytes of source of the smaller release from which a second process pays."""
-_KEEP = 8
+_KEEP = 12
+
+Parts = dict[str, Part]
 
 
-def cached_snapshots(specs: list[Spec], how: Extraction) -> list[Snapshot]:
+def cached_snapshots(wanted: list[tuple[Spec, Extraction]]) -> list[Snapshot]:
     """The snapshot of each SPEC.
 
     Raises:
         ExtractionError: One of them cannot be read.
     """
-    trees: list[Tree | Snapshot] = []
-    for spec in specs:
+    cache = Cache()
+    done: dict[int, Snapshot] = {}
+    trees: dict[int, tuple[Tree, list[str]]] = {}
+    for i, (spec, how) in enumerate(wanted):
         if spec.kind == "snapshot":
-            found = load_snapshot(Path(spec.value), spec.label)
-            if found.package != how.package:
-                raise ExtractionError(f"snapshot {spec.label}: of package {found.package!r}, not {how.package!r}")
-            trees.append(found)
+            done[i] = _from_file(spec, how, cache)
         else:
-            trees.append(
-                read_tree(spec, how.package, distribution=how.distribution, root=how.root, recipes=how.recipes)
-            )
-    pending = {i: t for i, t in enumerate(trees) if isinstance(t, Tree)}
-    keys = {i: _key(t, how) for i, t in pending.items()}
-    done: dict[int, Snapshot] = {i: t for i, t in enumerate(trees) if isinstance(t, Snapshot)}
-    for i, tree in list(pending.items()):
-        known = _load(keys[i], tree)
-        if known is not None:
-            done[i] = known
-            del pending[i]
-    done |= _read_all(pending, how)
-    for i in pending:
-        _store(keys[i], done[i])
-    return [done[i] for i in range(len(specs))]
+            tree = read_tree(spec, how.package, distribution=how.distribution, root=how.root, recipes=how.recipes)
+            trees[i] = tree, wanted_files(tree, how)
+    keys = {i: _keys(tree, files) for i, (tree, files) in trees.items()}
+    parts: dict[int, Parts] = {i: cache.parts(trees[i][0].package, keys[i]) for i in trees}
+    missing = {i: (t, [f for f in files if f not in parts[i]]) for i, (t, files) in trees.items()}
+    fresh = _read_all({i: (tree, files) for i, (tree, files) in missing.items() if files})
+    for i, (tree, files) in trees.items():
+        parts[i] |= fresh.get(i, {})
+        if i in fresh:
+            cache.keep_parts(tree.package, keys[i], parts[i])
+        done[i] = assemble(tree, {file: parts[i][file] for file in files})
+    return [done[i] for i in range(len(wanted))]
 
 
-def _read_all(trees: dict[int, Tree], how: Extraction) -> dict[int, Snapshot]:
+def _from_file(spec: Spec, how: Extraction, cache: Cache) -> Snapshot:
+    path = Path(spec.value)
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ExtractionError(f"snapshot {path}: {e.strerror}") from e
+    name = f"snapshot-{hashlib.sha256(data).hexdigest()[:40]}"
+    found = cache.load(name)
+    if not isinstance(found, Snapshot):
+        found = parse_snapshot(data, path)
+        cache.keep(name, found)
+    found.label = spec.label
+    if found.package != how.package:
+        raise ExtractionError(f"snapshot {spec.label}: of package {found.package!r}, not {how.package!r}")
+    return found
+
+
+def _keys(tree: Tree, files: list[str]) -> dict[str, str]:
+    """What the part of each file depends on."""
+    head = f"{tree.package}\0{tree.prefix}"
+    return {f: hashlib.sha256(f"{head}\0{f}\0".encode() + tree.files[f]).hexdigest() for f in files}
+
+
+def _read(tree: Tree, files: list[str]) -> Parts:
+    return {file: read_part(file, tree) for file in files}
+
+
+def _read_all(trees: Mapping[int, tuple[Tree, list[str]]]) -> dict[int, Parts]:
+    sizes = [sum(len(tree.files[f]) for f in files) for tree, files in trees.values()]
+    if len(trees) < 2 or min(sizes) < PARALLEL or (os.cpu_count() or 1) < 2:
+        return {i: _read(*t) for i, t in trees.items()}
     import multiprocessing
 
-    sizes = [sum(len(b) for n, b in t.files.items() if n.endswith(".py")) for t in trees.values()]
-    if (
-        len(trees) < 2
-        or min(sizes) < PARALLEL
-        or (os.cpu_count() or 1) < 2
-        or "fork" not in multiprocessing.get_all_start_methods()
-    ):
-        return {i: read_package(t, how) for i, t in trees.items()}
-    import pickle
-
-    (first, tree), *others = trees.items()
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return {i: _read(*t) for i, t in trees.items()}
+    (first, (tree, files)), *others = trees.items()
     receiving, sending = multiprocessing.get_context("fork").Pipe(duplex=False)
-    worker = multiprocessing.get_context("fork").Process(target=_work, args=(sending, tree, how), daemon=True)
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(sending, tree, files), daemon=True)
     worker.start()
     sending.close()
-    out = {i: read_package(t, how) for i, t in others}
+    out = {i: _read(*t) for i, t in others}
     try:
         answer = pickle.loads(receiving.recv_bytes())  # noqa: S301 - from our own child
     except EOFError:
@@ -77,30 +103,87 @@ def _read_all(trees: dict[int, Tree], how: Extraction) -> dict[int, Snapshot]:
     worker.join()
     if isinstance(answer, ExtractionError):
         raise answer
-    answer.sources = Sources({n: t for n, t in _texts(tree).items() if n.endswith(".py")})
     out[first] = answer
     return out
 
 
-def _work(sending, tree: Tree, how: Extraction) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _work(sending: Any, tree: Tree, files: list[str]) -> None:
+    made: Parts | ExtractionError
     try:
-        made: Snapshot | ExtractionError = read_package(tree, how)
-        if isinstance(made, Snapshot):
-            made.sources = None
+        made = _read(tree, files)
     except ExtractionError as e:
         made = e
-    import pickle
-
     sending.send_bytes(pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
     sending.close()
 
 
-def _texts(tree: Tree) -> dict[str, str]:
-    return {n: b.decode("utf-8", errors="replace") for n, b in tree.files.items()}
+class Cache:
+    """Files below one folder that only this user writes; without such a folder nothing is kept.
+
+    `MOEFRAME_COMPAT_CACHE` names another folder, or is `off`.
+    """
+
+    def __init__(self) -> None:
+        self.folder = _folder()
+        self.state = _code_state() if self.folder is not None else ""
+
+    def load(self, name: str) -> Any:
+        """What is kept under a name; None if nothing is."""
+        return None if self.folder is None else self._read(self._file(name))
+
+    def keep(self, name: str, value: object) -> None:
+        """Keep a value under a name. What cannot be written only costs time."""
+        if self.folder is None:
+            return
+        import tempfile
+
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile("wb", dir=self.folder, delete=False, suffix=".tmp") as out:
+                pickle.dump(value, out, protocol=pickle.HIGHEST_PROTOCOL)
+            Path(out.name).replace(self._file(name))
+            for old in sorted(self.folder.glob("*.pickle"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
+                old.unlink(missing_ok=True)
+
+    def parts(self, package: str, keys: Mapping[str, str]) -> Parts:
+        """Parts of files with these keys, from the same tree or from the newest one of the package."""
+        if self.folder is None:
+            return {}
+        same = self._file(_tree_name(package, keys))
+        family = self.folder.glob(f"{self.state}-tree-{package}-*.pickle")
+        with suppress(OSError):
+            donor = same if same.is_file() else max(family, key=lambda p: p.stat().st_mtime, default=same)
+            known = self._read(donor)
+            if isinstance(known, dict):
+                return {file: known[key] for file, key in keys.items() if isinstance(known.get(key), Part)}
+        return {}
+
+    def keep_parts(self, package: str, keys: Mapping[str, str], parts: Parts) -> None:
+        """Keep the parts of a tree."""
+        self.keep(_tree_name(package, keys), {keys[file]: part for file, part in parts.items()})
+
+    def _file(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{self.state}-{name}.pickle"
+
+    @staticmethod
+    def _read(path: Path) -> Any:
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+                    return None  # somebody else may have written it
+                return pickle.load(file)  # noqa: S301 - our own file
+        except Exception:  # noqa: BLE001 - no cache, or a damaged one: the release itself is read
+            return None
+
+
+def _tree_name(package: str, keys: Mapping[str, str]) -> str:
+    content = hashlib.sha256("".join(f"{file}\0{key}\0" for file, key in keys.items()).encode()).hexdigest()
+    return f"tree-{package}-{content[:40]}"
 
 
 def _folder() -> Path | None:
-    """Where snapshots are kept; `MOEFRAME_COMPAT_CACHE=off` turns the cache off."""
     named = os.environ.get("MOEFRAME_COMPAT_CACHE", "")
     if named == "off":
         return None
@@ -110,48 +193,10 @@ def _folder() -> Path | None:
     return (Path(base) if base else Path.home() / ".cache") / "moeframe-compat"
 
 
-def _key(tree: Tree, how: Extraction) -> str:
-    from moeframe_compat import __version__
-
-    state = hashlib.sha256(
-        f"{SCHEMA}\0{__version__}\0{_code_state()}\0{how.package}\0{how.exclude}\0{tree.prefix}".encode()
-    )
-    for name in sorted(tree.files):
-        state.update(f"\0{name}\0{len(tree.files[name])}\0".encode())
-        state.update(tree.files[name])
-    return state.hexdigest()
-
-
 def _code_state() -> str:
-    """Changes whenever the extraction itself was edited."""
+    """Changes whenever what reads releases was edited, or another Python runs it."""
+    import sys
+
     root = Path(__file__).parent.parent
     stamps = [f"{p.name}:{p.stat().st_mtime_ns}" for d in ("extract", "model") for p in sorted((root / d).glob("*.py"))]
-    return hashlib.sha256("".join(stamps).encode()).hexdigest()
-
-
-def _load(key: str, tree: Tree) -> Snapshot | None:
-    folder = _folder()
-    if folder is None:
-        return None
-    try:
-        content = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
-        made = from_content(content, tree.label)
-    except (OSError, ValueError, ExtractionError):
-        return None  # no cache, or one of another make: read the release itself
-    made.sources = Sources({n: t for n, t in _texts(tree).items() if n.endswith(".py")})
-    return made
-
-
-def _store(key: str, snapshot: Snapshot) -> None:
-    folder = _folder()
-    if folder is None:
-        return
-    import tempfile
-
-    with suppress(OSError):  # a cache that cannot be written only costs time
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False, suffix=".tmp") as out:
-            json.dump(snapshot.content(), out, ensure_ascii=False, separators=(",", ":"))
-        Path(out.name).replace(folder / f"{key}.json")
-        for old in sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
-            old.unlink(missing_ok=True)
+    return hashlib.sha256(f"{sys.version}\0{root}\0{''.join(stamps)}".encode()).hexdigest()[:12]

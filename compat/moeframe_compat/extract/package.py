@@ -1,4 +1,4 @@
-"""A whole release to a snapshot: every module, and the surfaces beside them."""
+"""A whole release to a snapshot: what each file contributes, put together, and the surfaces beside the modules."""
 
 from __future__ import annotations
 
@@ -7,43 +7,40 @@ import gc
 import io
 import re
 import tokenize
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from fnmatch import fnmatch
 from pathlib import Path
 
 from moeframe_compat.errors import ExtractionError
 from moeframe_compat.extract.project import read_project
-from moeframe_compat.extract.recipes import read_recipe
-from moeframe_compat.extract.trees import Spec, Tree, read_tree
+from moeframe_compat.extract.trees import Tree
 from moeframe_compat.model.objects import Attribute, Module
-from moeframe_compat.model.snapshot import Snapshot, Sources, load_snapshot
+from moeframe_compat.model.snapshot import Snapshot, Sources
+from moeframe_compat.model.surfaces import Declared, Surfaces
 
 
 @dataclass(slots=True)
 class Extraction:
-    """How to read a release: see `read_tree`; `exclude` holds globs of files to leave out."""
+    """How to read a release: see `read_tree`.
+
+    `exclude` holds globs of files to leave out; with `own_settings` the release's own go before them, if it states any.
+    """
 
     package: str
     distribution: str = ""
     root: Path | None = None
     recipes: tuple[str, ...] = ("recipes",)
     exclude: tuple[str, ...] = ()
-    scripts: dict[str, str] = field(default_factory=dict)
+    own_settings: bool = False
 
 
-def take_snapshot(spec: Spec, how: Extraction) -> Snapshot:
-    """The snapshot of a release.
+@dataclass(slots=True)
+class Part:
+    """What one file contributes: a module or none, and the surfaces that are read from it."""
 
-    Raises:
-        ExtractionError: Anything in it cannot be read.
-    """
-    if spec.kind == "snapshot":
-        found = load_snapshot(Path(spec.value), spec.label)
-        if found.package != how.package:
-            raise ExtractionError(f"snapshot {spec.label}: of package {found.package!r}, not {how.package!r}")
-        return found
-    tree = read_tree(spec, how.package, distribution=how.distribution, root=how.root, recipes=how.recipes)
-    return read_package(tree, how)
+    module: Module | None
+    surfaces: Surfaces
 
 
 def read_package(tree: Tree, how: Extraction) -> Snapshot:
@@ -52,35 +49,63 @@ def read_package(tree: Tree, how: Extraction) -> Snapshot:
     Raises:
         ExtractionError: A file cannot be decoded or parsed.
     """
-    from moeframe_compat.extract.modules import read_module  # griffe: not needed when all comes from the cache
+    return assemble(tree, {file: read_part(file, tree) for file in wanted_files(tree, how)})
 
+
+def wanted_files(tree: Tree, how: Extraction) -> list[str]:
+    """Files of a tree that are read one by one."""
+    declared = read_project(tree).declared if how.own_settings else Declared()
+    exclude = declared.exclude if declared.stated else how.exclude
+    return [
+        file
+        for file in sorted(tree.files)
+        if file.endswith((".py", ".yaml", ".yml")) and not any(fnmatch(file, pattern) for pattern in exclude)
+    ]
+
+
+def read_part(file: str, tree: Tree) -> Part:
+    """What a file of a tree contributes.
+
+    Raises:
+        ExtractionError: It cannot be decoded or parsed.
+    """
+    data = tree.files[file]
+    part = Part(None, Surfaces())
+    if file.endswith(".py") and (name := module_name(file, tree)):
+        from moeframe_compat.extract.modules import read_module  # griffe: not needed when all comes from the cache
+
+        text = _decode(file, data)
+        collecting = gc.isenabled()
+        gc.disable()  # millions of small objects, none of them garbage
+        try:
+            part.module, syntax = read_module(name, file, text, is_package=file.endswith("__init__.py"))
+            _surfaces(part.surfaces, part.module, syntax, text)
+        finally:
+            if collecting:
+                gc.enable()
+    elif file.endswith((".yaml", ".yml")):
+        from moeframe_compat.extract.recipes import read_recipe
+
+        recipe = read_recipe(file.removeprefix(f"{tree.prefix}/"), _decode(file, data))
+        part.surfaces.recipes += [recipe] if recipe is not None else []
+    return part
+
+
+def assemble(tree: Tree, parts: Mapping[str, Part]) -> Snapshot:
+    """The snapshot of a tree from the parts of its files, which become the snapshot's own."""
     snapshot = Snapshot(tree.package, tree.label)
-    texts: dict[str, str] = {}
-    collecting = gc.isenabled()
-    gc.disable()  # millions of small objects, none of them garbage
-    try:
-        for file in sorted(tree.files):
-            if any(fnmatch(file, pattern) for pattern in how.exclude):
-                continue
-            data = tree.files[file]
-            if file.endswith(".py") and (name := _module_name(file, tree)):
-                texts[file] = _decode(file, data)
-                module, syntax = read_module(name, file, texts[file], is_package=file.endswith("__init__.py"))
-                snapshot.modules[name] = module
-                _surfaces(snapshot, module, syntax, texts[file])
-            elif file.endswith((".yaml", ".yml")):
-                recipe = read_recipe(_shown(file, tree), _decode(file, data))
-                if recipe is not None:
-                    snapshot.surfaces.recipes.append(recipe)
-    finally:
-        if collecting:
-            gc.enable()
+    names = [f.name for f in fields(Surfaces) if f.name != "project"]
+    for part in parts.values():
+        if part.module is not None:
+            snapshot.modules[part.module.path] = part.module
+        for name in names:
+            getattr(snapshot.surfaces, name).extend(getattr(part.surfaces, name))
     for module in snapshot.modules.values():
         if module.exports is not None:
             module.exports = _expanded(snapshot, module, 0)
     snapshot.surfaces.project = read_project(tree)
     snapshot.version = snapshot.surfaces.project.version or _version(snapshot.modules.get(tree.package)) or ""
-    snapshot.sources = Sources(texts)
+    snapshot.sources = Sources({f: tree.files[f] for f in parts if f.endswith(".py") and module_name(f, tree)})
     return snapshot
 
 
@@ -101,11 +126,11 @@ _INTERESTING = (
 _TABLE = re.compile(r"^[A-Za-z_]+ *(:[^=\n]*)?= *\{", re.MULTILINE)
 
 
-def _surfaces(snapshot: Snapshot, module: Module, syntax: ast.Module, text: str) -> None:
+def _surfaces(surfaces: Surfaces, module: Module, syntax: ast.Module, text: str) -> None:
     from moeframe_compat.extract.surfaces import read_surfaces
 
     if any(word in text for word in _INTERESTING) or _TABLE.search(text):
-        read_surfaces(snapshot.surfaces, module, syntax)
+        read_surfaces(surfaces, module, syntax)
 
 
 def _expanded(snapshot: Snapshot, module: Module, depth: int) -> list[str]:
@@ -124,11 +149,7 @@ def _expanded(snapshot: Snapshot, module: Module, depth: int) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def _shown(file: str, tree: Tree) -> str:
-    return file.removeprefix(f"{tree.prefix}/")
-
-
-def _module_name(file: str, tree: Tree) -> str:
+def module_name(file: str, tree: Tree) -> str:
     """Dotted name of a source file, "" if it is not importable (a folder or file name that is no identifier)."""
     outer = tree.package.count(".") + 1
     base = (

@@ -1,13 +1,14 @@
-"""What `pyproject.toml`, `setup.cfg` or a wheel's metadata declare: version, scripts, entry points, requirements."""
+"""What project files and a wheel's metadata declare: version, scripts, entry points, requirements, what is API."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import fields
 from typing import Any
 
-from moeframe_compat.extract.trees import Tree
-from moeframe_compat.model.surfaces import Project
+from moeframe_compat.extract.trees import SURFACE_FILE, Tree
+from moeframe_compat.model.surfaces import Declared, Project
 
 
 def read_project(tree: Tree) -> Project:
@@ -18,6 +19,8 @@ def read_project(tree: Tree) -> Project:
         text = tree.files[file].decode("utf-8", errors="replace")
         if last == "pyproject.toml" and _ours(file, tree):
             _pyproject(project, file, text)
+        elif last == SURFACE_FILE and _ours(file, tree):
+            _declared(project, _toml(text))
         elif last == "METADATA":
             project.file = project.file or file
             found = re.search(r"^Version: (.+)$", text, re.MULTILINE)
@@ -36,10 +39,16 @@ def _ours(file: str, tree: Tree) -> bool:
     return folder == "" or f"{tree.prefix}/".startswith(f"{folder}/")
 
 
-def _pyproject(project: Project, file: str, text: str) -> None:
+def _toml(text: str) -> dict[str, Any]:
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _pyproject(project: Project, file: str, text: str) -> None:
+    data = _toml(text)
+    if not data:
         return
     table: dict[str, Any] = data.get("project", {})
     poetry: dict[str, Any] = data.get("tool", {}).get("poetry", {})
@@ -51,6 +60,19 @@ def _pyproject(project: Project, file: str, text: str) -> None:
     groups = table.get("entry-points", poetry.get("plugins", {}))
     project.entry_points |= {g: {k: str(v) for k, v in names.items()} for g, names in groups.items()}
     _lines(project, text)
+    if "moeframe_compat" in data.get("tool", {}):
+        _declared(project, data["tool"]["moeframe_compat"])
+
+
+def _declared(project: Project, table: dict[str, Any]) -> None:
+    """What the release says of its own API; whatever else its table holds is for the one who checks it."""
+    project.declared.stated = True
+    for f in fields(Declared):
+        known, given = getattr(project.declared, f.name), table.get(f.name)
+        if isinstance(known, list) and isinstance(given, list):
+            known += [str(item) for item in given]
+        elif isinstance(known, dict) and isinstance(given, dict):
+            known |= {str(k): str(v) for k, v in given.items()}
 
 
 def _lines(project: Project, text: str) -> None:

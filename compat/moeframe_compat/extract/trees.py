@@ -15,6 +15,8 @@ MAX_FILE = 8 * 2**20
 """Bytes; a larger source file is refused rather than parsed for minutes."""
 
 _DATA = (".yaml", ".yml")
+SURFACE_FILE = "moeframe_compat.toml"
+"""In the package's own folder: what `[tool.moeframe_compat]` says of the API, for baselines that are wheels."""
 _PROJECT = ("pyproject.toml", "setup.cfg", "METADATA", "entry_points.txt")
 
 
@@ -117,7 +119,7 @@ class _Wanted:
         tree = Tree(label, self.package, prefix if single not in names else homes[0].rstrip("/"))
         for name in names:
             if (
-                name == single
+                name in (single, f"{prefix}/{SURFACE_FILE}")
                 or (name.startswith(f"{prefix}/") and name.endswith((".py", *_DATA)))
                 or self._beside(name)
             ):

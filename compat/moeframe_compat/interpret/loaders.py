@@ -127,8 +127,7 @@ class Loaders:
 
     def _mentioned(self, key: str) -> bool:
         """Is the key a string anywhere in the new release?"""
-        sources = self.trials.sources
-        return any(f"'{key}'" in text or f'"{key}"' in text for text in map(sources.text, sources) if text)
+        return self.trials.sources.mention(key)
 
     def _table(self, key: str, successor: str) -> bool:
         """Without a loader that can be run: does the release name both, as a table of renames does?"""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,18 +56,27 @@ class Snapshot:
 
 
 class Sources:
-    """Source texts of a release by file; reads lazily, keeps nothing but the bytes it was given."""
+    """Python sources of a release by file, decoded when they are asked for."""
 
-    def __init__(self, texts: dict[str, str]) -> None:
-        self._texts = texts
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self._files = files
 
     def __iter__(self) -> Iterator[str]:
         """Names of the files."""
-        return iter(self._texts)
+        return iter(self._files)
 
     def text(self, file: str) -> str | None:
         """The text of a file, None if there is none of that name."""
-        return self._texts.get(file)
+        data = self._files.get(file)
+        if data is None:
+            return None
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding, errors="replace")
+
+    def mention(self, word: str) -> bool:
+        """Is the word in quotes anywhere?"""
+        plain = word.encode()
+        return any(b"'%b'" % plain in data or b'"%b"' % plain in data for data in self._files.values())
 
 
 def digest(content: Any) -> str:
@@ -74,15 +85,15 @@ def digest(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_snapshot(path: Path, label: str | None = None) -> Snapshot:
-    """Read a snapshot file.
+def parse_snapshot(text: bytes, path: Path) -> Snapshot:
+    """The snapshot in the bytes of a snapshot file.
 
     Raises:
-        ExtractionError: Missing, not a snapshot, of another schema, or changed by hand.
+        ExtractionError: Not a snapshot, of another schema, or changed by hand.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        data = json.loads(text)
+    except ValueError as e:
         raise ExtractionError(f"snapshot {path}: {e}") from e
     if not isinstance(data, dict) or "content" not in data or "schema" not in data:
         raise ExtractionError(f"snapshot {path}: not a snapshot; write one with `moeframe-compat snapshot`")
@@ -92,7 +103,7 @@ def load_snapshot(path: Path, label: str | None = None) -> Snapshot:
         )
     if digest(data["content"]) != data.get("sha256"):
         raise ExtractionError(f"snapshot {path}: its content does not match its sha256: it was changed by hand or cut")
-    return from_content(data["content"], label or path.stem)
+    return from_content(data["content"], path.stem)
 
 
 def from_content(content: dict[str, Any], label: str) -> Snapshot:

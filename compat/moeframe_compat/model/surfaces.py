@@ -78,6 +78,22 @@ class Recipe:
 
 
 @dataclass(slots=True)
+class Declared:
+    """What a release itself says about its API: see the settings of the same names.
+
+    `stated` tells an empty table from none.
+    """
+
+    stated: bool = False
+    modules_off: list[str] = field(default_factory=list)
+    markers: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+    config_classes: list[str] = field(default_factory=list)
+    constants: list[str] = field(default_factory=list)
+    severities: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Project:
     """What the project file (or wheel metadata) declares."""
 
@@ -87,6 +103,7 @@ class Project:
     entry_points: dict[str, dict[str, str]] = field(default_factory=dict)
     requires: list[str] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
+    declared: Declared = field(default_factory=Declared)
 
 
 @dataclass(slots=True)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from moeframe_compat.errors import UsageError
-from moeframe_compat.index.public import UNSTABLE
+from moeframe_compat.model.surfaces import Declared
 from moeframe_compat.rules.base import SEVERITIES, catalogue
-from moeframe_compat.rules.context import Options
 
 
 @dataclass(slots=True)
 class Settings:
     """What a project says about its check.
+
+    What exempts (`modules_off`, `markers`, `exclude`, a lower severity) counts from the next release on: a check goes
+    by what the old release said (`policy.exemptions`).
 
     Attributes:
         package: Import package.
@@ -53,14 +55,16 @@ class Settings:
     caller: str = ""
     root: Path = field(default_factory=Path)
 
-    def options(self, off: frozenset[str] = frozenset()) -> Options:
-        """What the rules need to know."""
-        return Options(
-            off,
+    def declared(self) -> Declared:
+        """What a baseline file records of them."""
+        return Declared(
+            True,
+            list(self.modules_off),
+            list(self.markers),
+            list(self.exclude),
+            list(self.config_classes),
+            list(self.constants),
             dict(self.severities),
-            tuple(self.config_classes),
-            tuple(self.constants),
-            UNSTABLE | frozenset(self.markers),
         )
 
 

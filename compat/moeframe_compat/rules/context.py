@@ -26,6 +26,7 @@ class Options:
         constants: Constants (paths) whose value is watched although their name does not say so.
         declared: Names of parameters whose renaming or removal the ledger declares.
         markers: Last names of decorators that mark unstable objects, read from the old release.
+        new_markers: The same for the new release, where they change nothing yet.
     """
 
     off: frozenset[str] = frozenset()
@@ -33,6 +34,7 @@ class Options:
     config_classes: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     markers: frozenset[str] = UNSTABLE
+    new_markers: frozenset[str] = UNSTABLE
     declared: frozenset[str] = frozenset()
 
 

@@ -108,7 +108,7 @@ def check_tier(ctx: Context, path: str, old: Found, new: Found) -> None:
     """DP010: the new release marks as unstable what was stable."""
     if ctx.tier or not isinstance(new.obj, (Function, Class)):
         return
-    marker = next((d.name for d in new.obj.decorators if d.name in ctx.options.markers), "")
+    marker = next((d.name for d in new.obj.decorators if d.name in ctx.options.new_markers), "")
     if marker:
         ctx.emit(
             "DP010",

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import moeframe_compat.extract.cache as cache_module
+import pytest
+from moeframe_compat.extract.cache import cached_snapshots
+from moeframe_compat.extract.package import Extraction
+from moeframe_compat.extract.trees import parse_spec
+from moeframe_compat.model.snapshot import Snapshot
+
+
+@pytest.fixture
+def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files that are parsed, in order; the release lies in `r/pkg`."""
+    seen: list[str] = []
+    read: Any = cache_module.read_part
+
+    def counted(file: str, tree: Any) -> Any:
+        seen.append(file)
+        return read(file, tree)
+
+    monkeypatch.setattr(cache_module, "read_part", counted)
+    monkeypatch.setenv("MOEFRAME_COMPAT_CACHE", str(tmp_path / "kept"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r" / "pkg").mkdir(parents=True)
+    for name, text in (("__init__", "from pkg.a import *\n"), ("a", "__all__ = ['x']\nx = 1\n"), ("b", "y = 2\n")):
+        (tmp_path / "r" / "pkg" / f"{name}.py").write_text(text)
+    return seen
+
+
+def snapshot() -> Snapshot:
+    return cached_snapshots([(parse_spec("dir:r"), Extraction("pkg"))])[0]
+
+
+def test_a_release_is_parsed_once_and_after_an_edit_only_what_changed(reads: list[str]) -> None:
+    first = snapshot().dump()
+    assert len(reads) == 3
+    assert snapshot().dump() == first
+    Path("r/pkg/b.py").write_text("y = 2\nz = 3\n")
+    assert list(snapshot().modules["pkg.b"].members) == ["y", "z"]
+    assert reads[3:] == ["pkg/b.py"]
+
+
+def test_what_one_module_takes_from_another_is_never_kept(reads: list[str]) -> None:
+    Path("r/pkg/__init__.py").write_text("from pkg import a\n__all__ = ['q', *a.__all__]\nq = 1\n")
+    assert snapshot().modules["pkg"].exports == ["q", "x"]
+    Path("r/pkg/a.py").write_text("__all__ = ['x', 'w']\nx = w = 1\n")
+    assert snapshot().modules["pkg"].exports == ["q", "x", "w"]
+    assert reads[3:] == ["pkg/a.py"]
+
+
+def test_a_cache_that_others_can_write_or_that_is_damaged_is_not_used(reads: list[str]) -> None:
+    snapshot()
+    (kept,) = Path("kept").glob("*.pickle")
+    kept.chmod(0o666)
+    snapshot()
+    assert len(reads) == 6
+    (kept,) = Path("kept").glob("*.pickle")
+    kept.write_bytes(b"no pickle")
+    snapshot()
+    assert len(reads) == 9
+    assert os.stat(kept).st_mode & 0o077 == 0
+
+
+def test_a_baseline_file_that_changed_is_read_again(reads: list[str]) -> None:
+    for text in ("y = 2\n", "y = 2\nz = 3\n"):
+        Path("r/pkg/b.py").write_text(text)
+        Path("base.json").write_text(snapshot().dump())
+        for _ in range(2):
+            (found,) = cached_snapshots([(parse_spec("snapshot:base.json"), Extraction("pkg"))])
+            assert found.label == "base"
+            assert found.modules["pkg.b"] == snapshot().modules["pkg.b"]

@@ -168,14 +168,8 @@ def write_snapshot(spec: str, package: str, target: Path, settings: Settings) ->
 
     It records what is no API: what the release says of itself, or else what the settings of today say.
     """
-    how = Extraction(
-        package,
-        settings.distribution,
-        settings.root,
-        tuple(settings.recipes),
-        tuple(settings.exclude),
-        own_settings=True,
-    )
+    how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
+    how.own_settings = True
     (snapshot,) = cached_snapshots([(parse_spec(spec), how)])
     if not snapshot.surfaces.project.declared.stated:
         snapshot.surfaces.project.declared = settings.declared()

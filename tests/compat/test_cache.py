@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_a_cache_that_others_can_write_or_that_is_damaged_is_not_used(reads: lis
     kept.write_bytes(b"no pickle")
     snapshot()
     assert len(reads) == 9
-    assert os.stat(kept).st_mode & 0o077 == 0
+    assert kept.stat().st_mode & 0o077 == 0
 
 
 def test_a_baseline_file_that_changed_is_read_again(reads: list[str]) -> None:

@@ -12,5 +12,7 @@ Shape legend used by every protocol, docstring and name suffix:
 | E | experts; in `counts_E` the experts this rank holds |
 | R | rows this rank received: one per (token, local expert) pair |
 
+Implementations inherit from the protocol: a member that is added with a body is theirs too.
+
 "float32" means at least float32: in a float64 run it is float64.
 """

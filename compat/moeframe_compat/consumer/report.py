@@ -13,10 +13,11 @@ from moeframe_compat.extract.package import Extraction
 from moeframe_compat.extract.trees import parse_spec
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.signatures import callable_params
-from moeframe_compat.model.objects import Class, Function
+from moeframe_compat.model.objects import Class
 from moeframe_compat.policy.settings import Settings
 from moeframe_compat.report import Report, compare
 from moeframe_compat.rules.base import Finding, catalogue
+from moeframe_compat.rules.protocols import has_body
 
 _IMPORTS = ("PY001", "PY002", "PY003", "PY004", "PY005", "PY006", "PY007", "DP001")
 _PASSES = ("PY101", "PY102", "PY106", "PY108", "PL002", "DP004", "DP005", "PY110", "PY111", "PY305", "PA004", "PA005")
@@ -178,7 +179,7 @@ def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index, fre
         if not (set(c.bases) & spelled or structural):
             continue
         if f.rule in ("PA001", "PA002"):
-            inherits = bool(set(c.bases) & spelled) and _has_body(fresh, path)
+            inherits = bool(set(c.bases) & spelled) and has_body(fresh.find(path))
             out += [] if method in c.methods or inherits else [c.place]
         elif method in c.methods:
             params, place = c.methods[method]
@@ -191,13 +192,6 @@ def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index, fre
             ):
                 out.append(place)
     return out
-
-
-def _has_body(index: Index, path: str) -> bool:
-    """Does a member of the new release do something by itself, so that subclasses need not have it?"""
-    found = index.find(path)
-    obj = found.obj if found is not None else None
-    return isinstance(obj, Function) and not (obj.abstract or obj.body.trivial or obj.body.stub)
 
 
 def _rewrite(f: Finding) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from moeframe_compat.index.lookup import Found, Index
@@ -50,6 +50,11 @@ class Entry:
 def is_private(name: str) -> bool:
     """Does a name say that it is not for others?"""
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def below(path: str, prefixes: Iterable[str]) -> bool:
+    """Is a dotted path one of the prefixes, or inside one?"""
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def module_is_public(path: str) -> bool:

@@ -90,6 +90,7 @@ class Declared:
     exclude: list[str] = field(default_factory=list)
     config_classes: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
+    nominal: list[str] = field(default_factory=list)
     severities: dict[str, str] = field(default_factory=dict)
 
 

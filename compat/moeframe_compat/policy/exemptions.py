@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeframe_compat.index.public import UNSTABLE
+from moeframe_compat.index.public import UNSTABLE, below
 from moeframe_compat.model.snapshot import Snapshot
 from moeframe_compat.policy.settings import Settings
 from moeframe_compat.rules.base import SEVERITIES, catalogue
@@ -20,6 +20,7 @@ def options(before: Snapshot, settings: Settings, off: frozenset[str]) -> Option
         (*old.constants, *settings.constants),
         UNSTABLE | frozenset(old.markers),
         UNSTABLE | frozenset([*old.markers, *settings.markers]),
+        nominal=tuple(old.nominal),
     )
 
 
@@ -33,23 +34,20 @@ def _stricter(code: str, old: dict[str, str], new: dict[str, str]) -> str:
 def drop_internal_modules(before: Snapshot, after: Snapshot, settings: Settings) -> None:
     """Take the modules that are no API out of both snapshots."""
     old = before.surfaces.project.declared.modules_off
-    fresh = [path for path in after.modules if path not in before.modules and _below(path, settings.modules_off)]
+    fresh = [path for path in after.modules if path not in before.modules and below(path, settings.modules_off)]
     for snapshot in (before, after):
-        for path in [path for path in snapshot.modules if _below(path, old)]:
+        for path in [path for path in snapshot.modules if below(path, old)]:
             del snapshot.modules[path]
     for path in fresh:
         after.modules.pop(path, None)
 
 
-def _below(path: str, prefixes: list[str]) -> bool:
-    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
-
-
 def announce(ctx: Context, settings: Settings) -> None:
     """DP010: exemptions that the new settings add to those of the old release."""
     old = ctx.old.snapshot.surfaces.project.declared
-    rows = [("modules_off", name) for name in settings.modules_off if any(_below(p, [name]) for p in ctx.old.modules)]
+    rows = [("modules_off", name) for name in settings.modules_off if any(below(p, [name]) for p in ctx.old.modules)]
     rows += [("markers", name) for name in settings.markers if name not in old.markers]
+    rows += [("nominal", name) for name in settings.nominal if not below(name, old.nominal)]
     rows += [
         ("severities", code)
         for code, level in sorted(settings.severities.items())

@@ -16,8 +16,8 @@ from moeframe_compat.rules.base import SEVERITIES, catalogue
 class Settings:
     """What a project says about its check.
 
-    What exempts (`modules_off`, `markers`, `exclude`, a lower severity) counts from the next release on: a check goes
-    by what the old release said (`policy.exemptions`).
+    What exempts (`modules_off`, `markers`, `nominal`, `exclude`, a lower severity) counts from the next release on: a
+    check goes by what the old release said (`policy.exemptions`).
 
     Attributes:
         package: Import package.
@@ -32,6 +32,8 @@ class Settings:
         markers: Further decorators (last names) that mark unstable objects.
         severities: Rule code to severity.
         modules_off: Dotted prefixes of modules that are no API.
+        nominal: Dotted prefixes of Protocols that implementers are told to inherit from, so that they get new members
+            that have a body.
         probe: Ask the running package where reading it is not enough.
         loader: `module:function` or `path/file.py:function` that turns a mapping into a resolved config, for the probe.
         caller: The same for what calls an object, given by its dotted name, with a mapping of keywords, and returns
@@ -50,6 +52,7 @@ class Settings:
     markers: list[str] = field(default_factory=list)
     severities: dict[str, str] = field(default_factory=dict)
     modules_off: list[str] = field(default_factory=list)
+    nominal: list[str] = field(default_factory=list)
     probe: bool = True
     loader: str = ""
     caller: str = ""
@@ -64,6 +67,7 @@ class Settings:
             list(self.exclude),
             list(self.config_classes),
             list(self.constants),
+            list(self.nominal),
             dict(self.severities),
         )
 

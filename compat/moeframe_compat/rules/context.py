@@ -27,6 +27,7 @@ class Options:
         declared: Names of parameters whose renaming or removal the ledger declares.
         markers: Last names of decorators that mark unstable objects, read from the old release.
         new_markers: The same for the new release, where they change nothing yet.
+        nominal: Prefixes of Protocols that implementers inherit from, as the old release says.
     """
 
     off: frozenset[str] = frozenset()
@@ -36,6 +37,7 @@ class Options:
     markers: frozenset[str] = UNSTABLE
     new_markers: frozenset[str] = UNSTABLE
     declared: frozenset[str] = frozenset()
+    nominal: tuple[str, ...] = ()
 
 
 class Context:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from moeframe_compat.index.annotations import alternatives, covers, show
 from moeframe_compat.index.lookup import Found, Index
-from moeframe_compat.index.public import is_private
+from moeframe_compat.index.public import below, is_private
 from moeframe_compat.index.signatures import bound
 from moeframe_compat.model.objects import Attribute, CallShape, Class, Function
-from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.context import Context, Place
 
 _PROTOCOL = ("typing.Protocol", "typing_extensions.Protocol")
 
@@ -87,16 +87,45 @@ def _protocol(ctx: Context, path: str, old: Found, new: Found) -> None:
     had = _protocol_members(ctx.old, old)
     for name, place in _protocol_members(ctx.new, new).items():
         if name not in had:
-            ctx.emit(
-                "PA001",
-                f"{path}.{name}",
-                old="",
-                new=name,
-                at=place,
-                was=was,
-                why=f"implementations have no {name}: isinstance() is false, type checkers refuse them, calls fail",
-                fix=f"put {name} into a second Protocol that extends this one",
-            )
+            _added(ctx, path, name, new, place, was)
+
+
+def _added(ctx: Context, path: str, name: str, new: Found, place: Place, was: Place) -> None:
+    """PA001: a body helps those who inherit; whether all do is for the old release to say."""
+    assert isinstance(new.obj, Class)
+    effects = "isinstance() is false, " if new.obj.decorated("runtime_checkable") else ""
+    why = f"implementations have no {name}: {effects}type checkers refuse them, calls fail"
+    severity, kind, policy = "", "", ""
+    if has_body(ctx.new.member(new, name)):
+        why = f"implementations that do not inherit have no {name}: {effects}type checkers refuse them"
+        severity, kind = ("", "") if effects else ("warning", "typing")
+        if below(path, ctx.options.nominal):
+            severity, policy = "info", "the old release says that implementations inherit from it: they get the body"
+    ctx.emit(
+        "PA001",
+        f"{path}.{name}",
+        old="",
+        new=name,
+        at=place,
+        was=was,
+        why=why,
+        fix=f"put {name} into a second Protocol that extends this one",
+        severity=severity,
+        kind=kind,
+        policy=policy,
+    )
+
+
+def has_body(member: Found | None) -> bool:
+    """Does a member work, or refuse in its own words, for those who inherit it?"""
+    obj = member.obj if member is not None else None
+    if isinstance(obj, Attribute):
+        return obj.value is not None
+    return isinstance(obj, Function) and not (obj.abstract or obj.body.trivial or _unimplemented(obj))
+
+
+def _unimplemented(function: Function) -> bool:
+    return function.body.stub and any(r.error.endswith("NotImplementedError") for r in function.body.raises)
 
 
 def _protocol_members(index: Index, cls: Found) -> dict[str, tuple[str, int]]:

@@ -30,6 +30,13 @@ def tests(session: nox.Session) -> None:
     session.run(*PYTEST, *(session.posargs or ("--ignore=tests/docs",)), env=ONE_THREAD)
 
 
+@nox.session(default=False)
+def sweeps(session: nox.Session) -> None:
+    """Run what `tests` leaves out: every combination where `tests` runs a covering subset; arguments go to pytest."""
+    session.install(*PINNED, "-e", ".[test]", "-e", "./compat")
+    session.run(*PYTEST, "-m", "sweep", *session.posargs, env=ONE_THREAD)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run every command and read every snippet of README.md and docs/; arguments go to pytest."""

@@ -20,6 +20,7 @@ def test_every_first_party_package_is_found() -> None:
         "tensorboard",
         "torch_compute",
         "torch_sharding",
+        "transformer_engine",
     ]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from moeframe.errors import Problem
-from moeframe.mesh.degrees import divisors
+from moeframe.mesh.degrees import divisors, legal_ep
 from moeframe.schedule.placement import split_layers
 
 if TYPE_CHECKING:
@@ -30,6 +30,41 @@ def _dispatcher_group(c: Composition) -> Iterator[Problem]:
             message=f"given {ep}; dispatcher {name!r} works between at most {traits.max_group} rank(s).",
             fix=f"Use parallel.ep={traits.max_group}, or name another dispatcher (`moeframe plugins` lists them).",
         )
+    if traits.group_sizes is not None and ep not in traits.group_sizes:
+        possible = [
+            size for size in traits.group_sizes if size in legal_ep(c.degrees.dp_shard, c.recipe.model.n_routed_experts)
+        ]
+        yield Problem(
+            path="parallel.ep",
+            message=f"given {ep}; dispatcher {name!r} works between {_or(traits.group_sizes)} ranks only.",
+            fix=f"Use parallel.ep={_or(possible)}, or name another dispatcher (`moeframe plugins` lists them)."
+            if possible
+            else "Launch another number of processes, or name another dispatcher (`moeframe plugins` lists them).",
+        )
+
+
+def _or(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _dispatcher_experts(c: Composition) -> Iterator[Problem]:
+    traits, experts, name = c.dispatcher.traits, c.recipe.model.n_routed_experts, c.dispatcher.offer.name
+    local = experts // c.degrees.ep
+    if traits.max_local_experts is not None and local > traits.max_local_experts:
+        yield Problem(
+            path="parallel.ep",
+            message=f"given {c.degrees.ep}, which leaves {local} of {experts} experts on each rank; dispatcher "
+            f"{name!r} takes at most {traits.max_local_experts}.",
+            fix=f"Raise parallel.ep to {-(-experts // traits.max_local_experts)} or more, or name another dispatcher.",
+        )
+    if experts % traits.experts_multiple:
+        multiple = traits.experts_multiple
+        yield Problem(
+            path="model.n_routed_experts",
+            message=f"given {experts}; dispatcher {name!r} needs a multiple of {multiple}.",
+            fix=f"Use {-(-experts // multiple) * multiple}, or name another dispatcher.",
+        )
 
 
 def _dispatcher_shapes(c: Composition) -> Iterator[Problem]:
@@ -48,6 +83,12 @@ def _dispatcher_shapes(c: Composition) -> Iterator[Problem]:
             path="model.hidden_size",
             message=f"given {model.hidden_size}; dispatcher {name!r} needs a multiple of {multiple}.",
             fix=f"Use {nearest}, or name another dispatcher.",
+        )
+    if traits.max_hidden is not None and model.hidden_size > traits.max_hidden:
+        yield Problem(
+            path="model.hidden_size",
+            message=f"given {model.hidden_size}; dispatcher {name!r} sends rows of at most {traits.max_hidden}.",
+            fix=f"Use {traits.max_hidden} or less, or name another dispatcher.",
         )
     train = c.recipe.train
     tokens = train.micro_batch_size * train.seq_len
@@ -88,6 +129,7 @@ def _dtypes(c: Composition) -> Iterator[Problem]:
     for part, legal, does in (
         (c.dispatcher, c.dispatcher.traits.wire_dtypes, "sends"),
         (c.compute, c.compute.traits.dtypes, "computes in"),
+        (c.sharding, c.sharding.traits.dtypes, "lays out weights of"),
     ):
         if dtype not in legal:
             yield Problem(
@@ -179,6 +221,25 @@ def _split_backward(c: Composition) -> Iterator[Problem]:
         )
 
 
+def _phases(c: Composition) -> Iterator[Problem]:
+    if not c.schedule.traits.runs_phases:
+        return
+    name = c.schedule.offer.name
+    if not c.sharding.traits.runs_phases:
+        yield Problem(
+            path="sharding.name",
+            message=f"{c.sharding.offer.name!r} runs a model as a whole only, but schedule {name!r} runs the phases of "
+            "its layers one by one.",
+            fix="Name another sharding, or another schedule.",
+        )
+    if c.recipe.train.recompute == "full":
+        yield Problem(
+            path="train.recompute",
+            message=f"given full, which gives a layer one backward; schedule {name!r} runs a backward for each phase.",
+            fix="Use train.recompute=selective or none, or another schedule.",
+        )
+
+
 def _compile(c: Composition) -> Iterator[Problem]:
     if not c.recipe.train.compile:
         return
@@ -208,6 +269,12 @@ def _sharding(c: Composition) -> Iterator[Problem]:
             message=f"{name!r} needs {traits.min_data_ranks} data ranks or more; the recipe has {degrees.data_ranks} "
             f"(world {degrees.world} / pp {degrees.pp}).",
             fix="Launch more processes, or name another sharding.",
+        )
+    if degrees.pp > 1 and not traits.supports_pipeline:
+        yield Problem(
+            path="parallel.pp",
+            message=f"given {degrees.pp}; sharding {name!r} works without a pipeline only.",
+            fix="Use parallel.pp=1, or name another sharding.",
         )
     if degrees.dp_replicate > 1 and not traits.supports_dp_replicate:
         yield Problem(
@@ -247,6 +314,7 @@ def _held_out(c: Composition) -> Iterator[Problem]:
 
 FIT_RULES: Final[tuple[Callable[[Composition], Iterable[Problem]], ...]] = (
     _dispatcher_group,
+    _dispatcher_experts,
     _dispatcher_shapes,
     _capacity,
     _fused_demand,
@@ -254,6 +322,7 @@ FIT_RULES: Final[tuple[Callable[[Composition], Iterable[Problem]], ...]] = (
     _pipeline,
     _micro_batches,
     _split_backward,
+    _phases,
     _compile,
     _sharding,
     _vocabulary,

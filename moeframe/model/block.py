@@ -46,11 +46,15 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Attended:
-    """What `attend` hands on: the residual stream and its norm (B, S, D); gates (T, K) and layout in a MoE layer."""
+    """What `attend` hands on: the residual stream and its norm (B, S, D); in a MoE layer also the routing.
+
+    That is expert ids and gates (T, K), and the layout made for them unless the caller makes it later.
+    """
 
     residual_BSD: torch.Tensor
     x_BSD: torch.Tensor
     gates_TK: torch.Tensor | None = None
+    ids_TK: torch.Tensor | None = None
     layout: Layout | None = None
 
 
@@ -138,6 +142,11 @@ class Block(nn.Module):
             return self.run_combine(*recomputed(f"layer {self.layer}", until_combine, x_BSD))
         return self.run_combine(*until_combine(x_BSD))
 
+    @property
+    def has_shared_expert(self) -> bool:
+        """Whether a shared expert works on this rank's own tokens."""
+        return isinstance(self.experts, MixtureExperts) and self.experts.shared is not None
+
     def _run(
         self, phase: Literal["attend", "experts"], function: Callable[..., tuple[*Outputs]], *inputs: Any
     ) -> tuple[*Outputs]:
@@ -154,23 +163,32 @@ class Block(nn.Module):
         valid_BS: torch.Tensor | None,
         forced_BSK: torch.Tensor | None,
         decisions: Decisions | None = None,
+        *,
+        lay_out: bool = True,
     ) -> Attended:
-        """Run `attend`, and in a MoE layer the dispatcher's `layout`.
+        """Run `attend`, and in a MoE layer the dispatcher's `layout`, unless `run_layout` shall do that later.
 
         Recomputing takes routing and layout from `decisions`, and so exchanges no counts again.
         """
         made = Decisions() if decisions is None else decisions
 
-        def attend(x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Layout | None]:
+        def attend(
+            x_BSD: torch.Tensor,
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, Layout | None]:
             residual_BSD, normed_BSD, *routing = self.attend(x_BSD, mask, valid_BS, forced_BSK, made)
             if not routing:
-                return residual_BSD, normed_BSD, None, None
+                return residual_BSD, normed_BSD, None, None, None
             ids_TK, gates_TK = routing
-            layout = made.once("layout", lambda: self._dispatcher.layout(ids_TK))
-            return residual_BSD, normed_BSD, gates_TK, layout
+            layout = made.once("layout", lambda: self._dispatcher.layout(ids_TK)) if lay_out else None
+            return residual_BSD, normed_BSD, gates_TK, ids_TK, layout
 
-        residual_BSD, normed_BSD, gates_TK, layout = self._run("attend", attend, x_BSD)
-        return Attended(residual_BSD=residual_BSD, x_BSD=normed_BSD, gates_TK=gates_TK, layout=layout)
+        residual_BSD, normed_BSD, gates_TK, ids_TK, layout = self._run("attend", attend, x_BSD)
+        return Attended(residual_BSD=residual_BSD, x_BSD=normed_BSD, gates_TK=gates_TK, ids_TK=ids_TK, layout=layout)
+
+    def run_layout(self, ids_TK: torch.Tensor) -> Layout:
+        """Run the dispatcher's `layout` apart from `attend`, to which it belongs."""
+        (layout,) = run_phase("attend", self.layer, lambda: (self._dispatcher.layout(ids_TK),))
+        return layout
 
     def run_dispatch(self, attended: Attended) -> Received | None:
         """Send tokens to their experts; None in a dense layer, which has nothing to send."""

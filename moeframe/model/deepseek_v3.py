@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from moeframe.model.config import DeepSeekV3Config
 from moeframe.model.counters import Counters, LayerCounter, stack_counters
 from moeframe.model.layers import Embedding, Head
 from moeframe.model.mtp import MTPModule
+from moeframe.model.nodes import Kept, phase_nodes
 from moeframe.model.phases import run_phase
 from moeframe.model.rope import Rotary
 from moeframe.model.router import Router, require_expert_ids
@@ -24,7 +26,8 @@ from moeframe.protocols.compute import Compute
 from moeframe.protocols.data import IGNORED, MicroBatch
 from moeframe.protocols.dispatcher import Dispatcher
 from moeframe.protocols.precision import Precision
-from moeframe.protocols.schedule import Stage, StepResult
+from moeframe.protocols.schedule import PhaseNode, Stage, StepResult
+from moeframe.protocols.sharding import ShardedModel
 
 __all__ = ["Counters", "DeepSeekV3", "ModelOutput", "ModelPart", "ModelStage"]
 
@@ -171,6 +174,12 @@ class DeepSeekV3(nn.Module):
         logits, *mtp_logits = run_phase("head", -1, self.head, *states)
         return ModelOutput(logits=logits, mtp_logits=tuple(mtp_logits) or None)
 
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Run the final norm, for a schedule that runs the phases itself; of the part with the head."""
+        assert self.norm is not None
+        normed: torch.Tensor = self.norm(hidden)
+        return normed
+
     def take_counters(self) -> Counters:
         """Return what this rank counted since the last call, for all MoE layers of the model, and start at zero."""
         return stack_counters(self._counters, self._device(), self.config.n_routed_experts)
@@ -202,10 +211,23 @@ class ModelStage(Stage):
         model: the part, already sharded where it shall be.
         index: which stage of the model it is.
         num_stages: stages of the model.
+        kept: which tensors between phases some backward reads; by default all.
+        sharded: of which the part is (a piece); None: of nothing.
     """
 
-    def __init__(self, model: DeepSeekV3, *, index: int = 0, num_stages: int = 1) -> None:
+    def __init__(
+        self,
+        model: DeepSeekV3,
+        *,
+        index: int = 0,
+        num_stages: int = 1,
+        kept: Kept | None = None,
+        sharded: ShardedModel | None = None,
+    ) -> None:
         self.module: nn.Module = model
+        self._model = model
+        self._kept = Kept() if kept is None else kept
+        self._sharded = sharded
         self.index = index
         self.num_stages = num_stages
         self._config = model.config
@@ -227,6 +249,19 @@ class ModelStage(Stage):
             return (output.logits, *(output.mtp_logits or ()))
         assert isinstance(output, torch.Tensor)
         return output
+
+    def nodes(self, micro_batch: MicroBatch) -> Sequence[PhaseNode]:
+        """Return the phases of the part that is the whole model, from token ids to loss.
+
+        Raises:
+            ContractError: the part is not the whole model, or blocks are recomputed as a whole.
+        """
+        return phase_nodes(self._model, micro_batch, self.loss, self._kept)
+
+    def hold_gradients(self) -> None:
+        """Pass it on to the sharding strategy."""
+        if self._sharded is not None:
+            self._sharded.hold_gradients()
 
     def boundary(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Return the shape and dtype of the residual stream, with the token embeddings behind it for MTP modules."""

@@ -77,10 +77,23 @@ class MTPModule(nn.Module):
             forced_BSK: expert ids in place of the router's choice.
             document_ids_BS: equal where tokens may see each other; None: all may.
         """
-        ahead_BSD = look_ahead(embedded_BSD, self.depth)
-        joined = torch.cat([self.enorm(ahead_BSD), self.hnorm(hidden_BSD)], dim=-1)
         valid_ahead_BS = valid_ahead(valid_BS, self.depth, hidden_BSD, document_ids_BS)
         # Without padding the positions to leave out end a document, and causal attention hides them already.
         mask = attention_mask(valid_BS, document_ids_BS)
-        out: torch.Tensor = self.norm(self.block(self.eh_proj(joined), mask, valid_ahead_BS, forced_BSK))
+        joined_BSD = self._joined(hidden_BSD, embedded_BSD)
+        out: torch.Tensor = self.norm(self.block(joined_BSD, mask, valid_ahead_BS, forced_BSK))
         return out
+
+    def enter(self, hidden_BSD: torch.Tensor, embedded_BSD: torch.Tensor) -> torch.Tensor:
+        """Run what comes before the block, for a schedule that runs the block's phases itself."""
+        return self._joined(hidden_BSD, embedded_BSD)
+
+    def leave(self, out_BSD: torch.Tensor) -> torch.Tensor:
+        """Run what comes after the block."""
+        normed: torch.Tensor = self.norm(out_BSD)
+        return normed
+
+    def _joined(self, hidden_BSD: torch.Tensor, embedded_BSD: torch.Tensor) -> torch.Tensor:
+        ahead_BSD = look_ahead(embedded_BSD, self.depth)
+        joined: torch.Tensor = self.eh_proj(torch.cat([self.enorm(ahead_BSD), self.hnorm(hidden_BSD)], dim=-1))
+        return joined

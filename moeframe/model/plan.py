@@ -66,6 +66,7 @@ def build_plan(model: DeepSeekV3 | StagedModel, *, seed: int = 0, source: Weight
             parameters=tuple(owned[name]),
             roles=frozenset(parameters[parameter].role for parameter in owned[name]),
             high_precision=name.endswith(".router"),
+            methods=_methods(name),
         )
         for name in names
     ]
@@ -105,6 +106,13 @@ def _block_units(prefix: str, block: Block) -> Iterator[str]:
         if block.experts.shared is None:
             return
     yield f"{prefix}.experts"
+
+
+def _methods(unit: str) -> tuple[str, ...]:
+    """Return what nodes call of a unit that holds more than one phase uses."""
+    if not unit:
+        return ("leave",)
+    return ("enter", "leave") if unit.startswith("mtp.") and unit.count(".") == 1 else ()
 
 
 def _innermost(name: str, units: dict[str, list[str]]) -> str:

@@ -21,7 +21,12 @@ class ComputeTraits:
     saves_expert_input: bool
     """The backward of the grouped experts reads the original `rows_RD` (false: a cast copy is saved instead)."""
     splits_expert_backward: bool
-    """An expert's weight gradient can run apart from its input gradient."""
+    """An expert's weight gradient can run apart from its input gradient: its backward asks
+    `moeframe.protocols.weight_gradients` whether someone wants it later."""
+    saves_expert_output: bool = True
+    """The backward of the experts, or of a linear, reads what it returned."""
+    saves_norm_output: bool = True
+    """The backward of a norm reads what it returned."""
     compiles_dtypes: tuple[str, ...] = ()
     """Compute dtypes in which torch.compile can trace its modules."""
     row_multiple: int = 1

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Dispatched", "Dispatcher", "DispatcherContext", "DispatcherTraits", "Layout"]
+__all__ = ["Buffer", "BufferRequest", "Dispatched", "Dispatcher", "DispatcherContext", "DispatcherTraits", "Layout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,8 @@ class DispatcherTraits:
     """`rows_RD` shares storage with something the backward reads: it must live until then."""
     deterministic: bool
     """Equal input gives bit-equal output."""
+    keeps_combine_input: bool = False
+    """The backward reads the tensor that was given to `combine`. A sum of rows has no need to."""
     needs_equal_tokens: bool = False
     """Every rank must pass the same number of tokens; the plugin pads and slices on its own if false."""
     token_multiple: int = 1
@@ -45,6 +47,44 @@ class DispatcherTraits:
     wire_dtypes: tuple[str, ...] = ("float64", "float32", "bfloat16")
     min_group: int = 1
     max_group: int | None = None
+    group_sizes: tuple[int, ...] | None = None
+    """The only legal sizes of the ep group, ascending; None: every size from `min_group` to `max_group`."""
+    max_hidden: int | None = None
+    max_local_experts: int | None = None
+    """Experts that one rank may hold."""
+    experts_multiple: int = 1
+    """The number of all experts must be a multiple of this."""
+
+    def allows_group(self, size: int) -> bool:
+        """Say whether an ep group may have that many ranks."""
+        if self.group_sizes is not None:
+            return size in self.group_sizes
+        return self.min_group <= size <= (self.max_group or size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferRequest:
+    """What a dispatcher's buffers depend on: numbers of a `DispatcherContext`."""
+
+    ep_size: int
+    num_experts: int
+    hidden_size: int
+    top_k: int
+    max_tokens: int
+
+    @property
+    def num_local_experts(self) -> int:
+        """Experts that one rank holds."""
+        return self.num_experts // self.ep_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """Device memory that a dispatcher holds on every rank for the whole job. `formula` says how `num_bytes` arises."""
+
+    name: str
+    num_bytes: int
+    formula: str
 
 
 @dataclass(frozen=True, kw_only=True)

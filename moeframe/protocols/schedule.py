@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from moeframe.errors import ContractError
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -13,8 +15,9 @@ if TYPE_CHECKING:
 
     from moeframe.protocols.data import MicroBatch
     from moeframe.schedule.actions import Plan
+    from moeframe.trace import Phase
 
-__all__ = ["Schedule", "ScheduleContext", "ScheduleTraits", "Stage", "StepResult"]
+__all__ = ["PhaseNode", "Schedule", "ScheduleContext", "ScheduleTraits", "Stage", "StepResult"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class ScheduleTraits:
     """loop: stage s on rank s % pp. v: rank r holds stages r and 2 pp - 1 - r."""
     min_ranks: int = 1
     """Fewest pipeline ranks it runs on."""
+    runs_phases: bool = False
+    """Runs the phases of a layer one by one (`Stage.nodes`), each with a backward of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class ScheduleContext:
     pp_group: ProcessGroup | None
     num_micro_batches: int
     device: torch.device
+    poison: bool = False
+    """Fill what would be freed with NaN instead, so that whoever still reads it is found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,31 @@ class StepResult:
 
     ce_sum: torch.Tensor
     mtp_sums: torch.Tensor
+
+
+class PhaseNode(Protocol):
+    """One phase of one layer for one micro-batch, to be run once.
+
+    Tensors pass between nodes by name. A node is called with those that it `takes`, cut from the graph of the nodes
+    before, and returns those that it `gives`; the caller runs its backward once all their gradients are there, and adds
+    up the gradients of a tensor that several nodes take. Nodes are listed in an order in which they can run.
+
+    `layer` is -1 outside of layers. `stream` says what the node mostly does: on a device with streams, communication
+    can run beside computation. The caller sees to it that tensors are ready on the stream it calls the node on.
+    """
+
+    phase: Phase
+    layer: int
+    stream: Literal["compute", "communication"]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    frees: tuple[str, ...]
+    """Which of the tensors given so far no later node takes and no backward reads: their storage may be freed once this
+    node's forward has run, unless it is shared with another tensor."""
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the forward."""
+        ...
 
 
 @runtime_checkable
@@ -90,6 +122,17 @@ class Stage(Protocol):
     def result(self) -> StepResult:
         """Return the sums since the last call and reset them."""
         ...
+
+    def nodes(self, micro_batch: MicroBatch) -> Sequence[PhaseNode]:  # noqa: ARG002 - for those that can
+        """Return the phases of a micro-batch's forward and loss; the last node gives the loss alone.
+
+        Running them all is `forward` and `loss`. Schedules with the trait `runs_phases` call it.
+        """
+        raise ContractError(f"Stage {self.index} of {self.num_stages} cannot be run phase by phase.")
+
+    def hold_gradients(self) -> None:
+        """Prepare for backwards that come in pieces; called at the start of a step (`ShardedModel.hold_gradients`)."""
+        return
 
 
 @runtime_checkable

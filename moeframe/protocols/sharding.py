@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from moeframe.protocols.precision import Precision
+    from moeframe.protocols.precision import DtypeName, Precision
 
 __all__ = [
     "AdamWSettings",
@@ -40,6 +40,13 @@ class ShardingTraits:
     """Only makes sense with `parallel.dp_replicate` > 1."""
     supports_dp_replicate: bool = True
     device_kinds: tuple[str, ...] = ("cpu", "cuda")
+    dtypes: tuple[DtypeName, ...] = ("float32", "float64", "bfloat16")
+    """What units may compute in."""
+    supports_pipeline: bool = True
+    """Works with `parallel.pp` > 1."""
+    runs_phases: bool = False
+    """A model may be run phase by phase: by its units' modules and `Unit.methods`, never the root, after
+    `ShardedModel.hold_gradients`, and with a backward for each phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,8 @@ class Unit:
     parameters: tuple[str, ...]
     roles: frozenset[Role]
     high_precision: bool = False
+    methods: tuple[str, ...] = ()
+    """Methods of the module that a schedule with the trait `runs_phases` calls instead of the module itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +156,14 @@ class ShardedModel(Protocol):
     def optimizer(self, settings: AdamWSettings) -> torch.optim.Optimizer:
         """Return AdamW over this rank's share of the parameters."""
         ...
+
+    def hold_gradients(self) -> None:
+        """Let gradients gather where they arise, and keep parameters whole, until `finish_gradients`.
+
+        Called by every rank at the start of a step whose backwards come in pieces. Nothing to do where that is so
+        anyway.
+        """
+        return
 
     def finish_gradients(self) -> None:
         """Bring gradients to their final value. Called once, after the last micro-batch, by every rank."""

@@ -13,13 +13,15 @@ from types import TracebackType
 from typing import Literal, Self, overload
 
 import torch
+import torch.distributed as dist
 
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import LoadedRecipe, read_recipe, with_overrides
 from moeframe.config.old_names import ABSENT, Absent, carried_over, deprecated
-from moeframe.config.schema import Recipe, TrainConfig
+from moeframe.config.schema import OnUnavailableConfig, Recipe, TrainConfig
 from moeframe.debug.ledger import Ledger, ledger
 from moeframe.debug.poison import poisoned
+from moeframe.errors import JobFailedError
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import PluginHost, build_plugin_manager
 from moeframe.launch.environment import World
@@ -28,6 +30,7 @@ from moeframe.mesh.build import build_meshes
 from moeframe.model.block import recompute_blocks
 from moeframe.model.compiling import compile_phases
 from moeframe.model.deepseek_v3 import DeepSeekV3, ModelPart, ModelStage
+from moeframe.model.nodes import Kept
 from moeframe.model.plan import Weights, build_plan
 from moeframe.model.recompute import Recompute
 from moeframe.model.stages import StagedModel
@@ -134,6 +137,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
     recipe, precision = composition.recipe, composition.precision
     with ExitStack() as stack:
         stack.enter_context(joined(world, device))
+        _require_same_backends(composition)
         entries = stack.enter_context(ledger(recipe.debug.ledger_timeout_s)) if recipe.debug.ledger else None
         if recipe.debug.poison:
             stack.enter_context(poisoned())
@@ -165,12 +169,27 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
             sharded=sharded,
             optimizer=optimizer,
             schedule=schedule,
-            stages=[ModelStage(part, index=i, num_stages=composition.num_stages) for i, part in parts.items()],
+            stages=_stages(composition, parts, sharded),
             train_data=train_data,
             validation_data=validation_data,
             ledger=entries,
             _open=stack.pop_all(),
         )
+
+
+def _require_same_backends(composition: Composition) -> None:
+    """Compare what the ranks put in place of backends that they cannot use; collective where anything is named."""
+    if composition.recipe.on_unavailable == OnUnavailableConfig() or not dist.is_initialized():
+        return
+    chosen: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(chosen, [str(one) for one in composition.substitutions])
+    for rank, others in enumerate(chosen):
+        if others != chosen[0]:
+            told = (f"rank {number}: {'; '.join(chosen[number]) or 'nothing is substituted'}" for number in (0, rank))
+            raise JobFailedError(
+                f"on_unavailable: the ranks do not choose the same backends. {'. '.join(told)}. Make the machines of "
+                "the job alike, or name the backend that all of them can use."
+            )
 
 
 def _loaded(recipe: str | Path | Recipe | LoadedRecipe, demand: bool | None) -> LoadedRecipe:  # noqa: FBT001
@@ -224,6 +243,12 @@ def _parts(composition: Composition, compute: Compute, dispatcher: Dispatcher, m
         }
 
 
+def _stages(composition: Composition, parts: dict[int, DeepSeekV3], sharded: ShardedModel) -> list[Stage]:
+    kept = Kept.by(composition.dispatcher.traits, composition.compute.traits)
+    stages = composition.num_stages
+    return [ModelStage(part, index=i, num_stages=stages, kept=kept, sharded=sharded) for i, part in parts.items()]
+
+
 def _recompute(train: TrainConfig) -> Recompute:
     phases = train.recompute_phases if train.recompute == "selective" else ()
     return Recompute(block=train.recompute == "full", phases=frozenset(phases))
@@ -249,6 +274,7 @@ def _schedule_context(composition: Composition, meshes: Meshes) -> ScheduleConte
         pp_group=meshes.group("pp"),
         num_micro_batches=composition.num_micro_batches,
         device=meshes.device,
+        poison=composition.recipe.debug.poison,
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from moeframe.errors import ContractError
+from moeframe_torch_compute.products import Grouped, Looped, product
 
 __all__ = ["GroupedMMExperts", "LoopExperts", "takes_grouped_mm"]
 
@@ -67,23 +68,8 @@ class LoopExperts(_Experts):
         counts_host: tuple[int, ...] | None,
     ) -> torch.Tensor:
         """Return (R, D): each row through its expert, times its gate; zeros beyond the counts."""
-        counts = list(counts_E.tolist() if counts_host is None else counts_host)
-        sizes = [*counts, rows_RD.shape[0] - sum(counts)]
-        dtype = rows_RD.dtype
-        out: list[torch.Tensor] = []
-        # split and unbind, not slices: their backward writes each gradient once.
-        for rows, gates, gate_up, down in zip(
-            torch.split(rows_RD, sizes),
-            torch.split(gates_R, sizes),
-            self.gate_up_proj.unbind(),
-            self.down_proj.unbind(),
-            strict=False,  # the last chunk of the rows has no expert
-        ):
-            hidden = _gated(F.linear(rows, gate_up.to(dtype)), gates)
-            out.append(F.linear(hidden, down.to(dtype)))
-        if sizes[-1]:
-            out.append(rows_RD.new_zeros(sizes[-1], rows_RD.shape[1]))
-        return torch.cat(out)
+        groups = Looped(counts_E.tolist() if counts_host is None else counts_host)
+        return product(_gated(product(rows_RD, self.gate_up_proj, groups), gates_R), self.down_proj, groups)
 
 
 class _MaskGradient(torch.autograd.Function):
@@ -122,12 +108,7 @@ class GroupedMMExperts(_Experts):
         if counts_host is None or sum(counts_host) < num_rows:
             inside_R1 = (torch.arange(num_rows, device=rows_RD.device) < offsets_E[-1]).unsqueeze(-1)
             return self._masked(rows_RD, gates_R, offsets_E, inside_R1)
-        gate_up_RF = self._up(rows_RD, offsets_E)
-        out_RD = self._down(_gated(gate_up_RF, gates_R), offsets_E)
-        if out_RD.requires_grad:
-            # The backward of grouped_mm refuses the expanded gradients that a sum over rows sends.
-            out_RD.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
-        return out_RD
+        return self._down(_gated(self._up(rows_RD, offsets_E), gates_R), offsets_E)
 
     def _masked(
         self, rows_RD: torch.Tensor, gates_R: torch.Tensor, offsets_E: torch.Tensor, inside_R1: torch.Tensor
@@ -138,7 +119,18 @@ class GroupedMMExperts(_Experts):
         return torch.where(inside_R1, self._down(_mask_gradient(hidden_RF, inside_R1), offsets_E), 0)
 
     def _up(self, rows_RD: torch.Tensor, offsets_E: torch.Tensor) -> torch.Tensor:
-        return F.grouped_mm(rows_RD, self.gate_up_proj.to(rows_RD.dtype).transpose(1, 2), offs=offsets_E)
+        return _product(rows_RD, self.gate_up_proj, offsets_E)
 
     def _down(self, hidden_RF: torch.Tensor, offsets_E: torch.Tensor) -> torch.Tensor:
-        return F.grouped_mm(hidden_RF, self.down_proj.to(hidden_RF.dtype).transpose(1, 2), offs=offsets_E)
+        return _product(hidden_RF, self.down_proj, offsets_E)
+
+
+def _product(rows_RI: torch.Tensor, weight_EOI: torch.Tensor, offsets_E: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        return product(rows_RI, weight_EOI, Grouped(offsets_E))
+    # A compiled backward runs in one piece.
+    out_RO = F.grouped_mm(rows_RI, weight_EOI.to(rows_RI.dtype).transpose(1, 2), offs=offsets_E)
+    if out_RO.requires_grad:
+        # It refuses the expanded gradients that a sum over rows sends.
+        out_RO.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return out_RO

@@ -22,7 +22,13 @@ def _build(options: TorchComputeOptions, context: ComputeContext) -> Compute:
 def _traits(options: TorchComputeOptions, precision: Precision) -> ComputeTraits:  # noqa: ARG001
     # torch traces grouped_mm in bfloat16 only, and a loop over experts reads its counts on the host.
     traceable = () if options.grouped_mm == "never" else ("bfloat16",)
-    return ComputeTraits(saves_expert_input=True, splits_expert_backward=False, compiles_dtypes=traceable)
+    return ComputeTraits(
+        saves_expert_input=True,
+        splits_expert_backward=True,
+        saves_expert_output=False,
+        saves_norm_output=False,
+        compiles_dtypes=traceable,
+    )
 
 
 @hookimpl

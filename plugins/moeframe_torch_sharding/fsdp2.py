@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
@@ -33,23 +35,41 @@ def expert_shard_dim(shape: tuple[int, ...], ranks: int) -> int:
 class Fsdp2Model(LaidOutModel):
     """Dense parameters are sharded over all data ranks, experts over their replicas.
 
-    Gradients are summed into shards during each backward. Between `finish_gradients` and the next forward, and while
-    state is loaded, no gathered weights exist that could be out of date.
+    Gradients are summed into shards during each backward, or, once they are held, all in `finish_gradients`. Between
+    that and the next forward, and while state is loaded, no gathered weights exist that could be out of date.
     """
 
     dense_axis: ClassVar[str | None] = "dp"
     expert_axis: ClassVar[str | None] = "dp"
+    _holding = False
+
+    def hold_gradients(self) -> None:
+        """Sum no gradients and free no weights in the backwards from here on."""
+        self._holding = True
+        for root in self._roots():
+            _let_backwards_sum(root, wanted=False)
 
     def finish_gradients(self) -> None:
-        """Free gathered weights; give zeros to parameters that no micro-batch used."""
+        """Sum held gradients; free gathered weights; give zeros to parameters that no micro-batch used."""
+        if self._holding:
+            self._holding = False
+            for root in self._roots():
+                _let_backwards_sum(root, wanted=True)
+                _run_empty_backward(root)
         self._drop_gathered()
         super().finish_gradients()
 
     def _drop_gathered(self) -> None:
-        for root in self._plan.roots:
-            for module in self.module.get_submodule(root).modules():
+        for root in self._roots():
+            for module in root.modules():  # type: ignore[attr-defined]  # torch's mixin hides that it is a module
                 if isinstance(module, FSDPModule):
                     module.reshard()
+
+    def _roots(self) -> Iterator[FSDPModule]:
+        for name in self._plan.roots:
+            root = self.module.get_submodule(name)
+            assert isinstance(root, FSDPModule)
+            yield root
 
 
 class Fsdp2(Sharding):
@@ -84,6 +104,8 @@ class Fsdp2(Sharding):
                 # The backward of the last unit follows its forward at once: freeing its weights would save nothing.
                 for module in unit_modules(model, plan, unit):
                     self._fully_shard(module, unit, mesh, precision, is_last=unit in units[-2:])
+                    for method in unit.methods:
+                        register_fsdp_forward_method(module, method)
         for root in plan.roots:
             _make_root(model.get_submodule(root))
         return self.model_class(model, plan, mesh, precision)
@@ -136,10 +158,33 @@ def _make_root(model: nn.Module) -> None:
     make each its own root. Running an empty method of `model` as a forward settles it, by public means only.
     Collective: it gathers the parameters that belong to the root itself.
     """
-    name = "_claim_root"
-    setattr(model, name, lambda _: None)
-    register_fsdp_forward_method(model, name)
-    getattr(model, name)(None)  # torch 2.11 takes no call without arguments on CUDA
-    delattr(model, name)
+    _run_as_forward(model, None)  # torch 2.11 takes no call without arguments on CUDA
     assert isinstance(model, FSDPModule)
     model.reshard()
+
+
+def _run_empty_backward(root: FSDPModule) -> None:
+    """Have fully_shard do what it does at the end of a backward, for all units below `root`. Collective.
+
+    That is to sum the gradients that units have gathered; it hangs on the backward of any forward of the root.
+    """
+    assert isinstance(root, nn.Module)
+    nothing = torch.zeros((), device=next(root.parameters()).device, requires_grad=True)
+    _run_as_forward(root, nothing).backward()
+
+
+def _run_as_forward(model: nn.Module, value: torch.Tensor | None) -> Any:
+    """Return the value, through a method that fully_shard takes for a forward of the model."""
+    name = "_empty_forward"
+    setattr(model, name, lambda given: None if given is None else given * 1)
+    register_fsdp_forward_method(model, name)
+    returned = getattr(model, name)(value)
+    delattr(model, name)
+    return returned
+
+
+def _let_backwards_sum(root: FSDPModule, *, wanted: bool) -> None:
+    """Have backwards end with sums into shards and freed weights, or with neither."""
+    root.set_is_last_backward(wanted)
+    root.set_requires_gradient_sync(wanted)
+    root.set_reshard_after_backward(wanted)

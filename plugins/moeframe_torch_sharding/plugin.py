@@ -40,15 +40,15 @@ def _build_hsdp(options: Fsdp2Options) -> Sharding:
 
 
 def _whole_traits(options: ReplicateOptions | Zero1Options, precision: Precision) -> ShardingTraits:  # noqa: ARG001
-    return ShardingTraits(parameters_stay_whole=True)
+    return ShardingTraits(parameters_stay_whole=True, runs_phases=True)
 
 
 def _fsdp2_traits(options: Fsdp2Options, precision: Precision) -> ShardingTraits:  # noqa: ARG001 - same for all dtypes
-    return ShardingTraits(parameters_stay_whole=_nothing_freed(options), supports_dp_replicate=False)
+    return ShardingTraits(parameters_stay_whole=_nothing_freed(options), supports_dp_replicate=False, runs_phases=True)
 
 
 def _hsdp_traits(options: Fsdp2Options, precision: Precision) -> ShardingTraits:  # noqa: ARG001 - same for all dtypes
-    return ShardingTraits(parameters_stay_whole=_nothing_freed(options), needs_dp_replicate=True)
+    return ShardingTraits(parameters_stay_whole=_nothing_freed(options), needs_dp_replicate=True, runs_phases=True)
 
 
 def _nothing_freed(options: Fsdp2Options) -> bool:

@@ -36,6 +36,7 @@ def check(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]) -> str
 def _table(composition: Composition) -> Iterator[str]:
     """Yield the lines of the composition."""
     rows = [(kind, _backend(getattr(composition, kind))) for kind in BACKEND_SECTIONS]
+    rows += [("substituted", str(one)) for one in composition.substitutions]
     rows += [
         ("layout", _layout(composition)),
         *_stages(composition),

@@ -12,7 +12,8 @@ from moeframe.config.options import typed_options
 from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order, located
 from moeframe.config.rules import degrees_of, recipe_problems
-from moeframe.config.schema import BACKEND_SECTIONS, Recipe
+from moeframe.config.schema import BACKEND_SECTIONS, OnUnavailableConfig, Recipe
+from moeframe.config.substitutes import Substitution, effective, named_substitute
 from moeframe.config.typed import HOLE, UnknownValueError
 from moeframe.errors import PluginError, Problem, RecipeError, TopologyError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
@@ -58,6 +59,8 @@ class Composition:
     schedule: Part[ScheduleOffer, ScheduleTraits]
     compute: Part[ComputeOffer, ComputeTraits]
     data: Part[DatasetOffer, DatasetTraits]
+    substitutions: tuple[Substitution, ...] = ()
+    """Parts that are not the ones that the recipe names, because this machine cannot use those."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -115,6 +118,8 @@ class _Composer:
         self.catalog = catalog
         self.device_kind = device_kind
         self.problems: list[Problem] = []
+        self.substitutions: list[Substitution] = []
+        self.unused: dict[str, Part[Any, Any]] = {}
         self.cause: Exception | None = None
 
     def compose(self) -> Composition:
@@ -124,8 +129,14 @@ class _Composer:
         degrees = self._guarded(self._degrees)
         precision = self._guarded(lambda: Precision.of(self.recipe.train.precision))
         parts: dict[str, Any] = {kind: self._guarded(self._part, kind, precision) for kind in BACKEND_SECTIONS}
-        self.recipe = _with_paths_of(parts, self.recipe)
-        composition = Composition(recipe=self.recipe, degrees=degrees, precision=precision, **parts)
+        self.recipe = _with_paths_of({**parts, **self.unused}, self.recipe)
+        composition = Composition(
+            recipe=self.recipe,
+            degrees=degrees,
+            precision=precision,
+            substitutions=tuple(self.substitutions),
+            **parts,
+        )
         for rule in FIT_RULES:
             self._guarded(lambda rule=rule: self.problems.extend(rule(composition)))
         for kind, part in parts.items():
@@ -149,21 +160,51 @@ class _Composer:
         return degrees
 
     def _part(self, kind: str, precision: Precision) -> Part[Any, Any]:
-        """Resolve one backend."""
+        """Resolve one backend, or what the recipe names in place of one that cannot be used here."""
         section = getattr(self.recipe, kind)
         name = str(section.name)
-        try:
-            offer = self.catalog.resolve(kind, name)
-        except PluginError as error:
-            self.cause = self.cause or error
-            message = str(error).removeprefix(f"{kind}.name = ")
-            self._complain(f"{kind}.name", message, "")
-            raise UnknownValueError from error
+        offer = self._resolved(kind, name, f"{kind}.name")
+        path = f"{kind}.options"
+        substitute = self._substitute(kind, offer)
+        if substitute is not None:
+            self.unused[kind] = self._typed(kind, offer, path, precision)  # its options must be right all the same
+            return self._with_traits(substitute, substitute.options(), f"on_unavailable.{kind}", precision)
         reasons = unusable_reasons(offer, device_kind=self.device_kind)
         if reasons:
             text = " ".join(f"{reason.rstrip('.')}." for reason in reasons)
             self._complain(f"{kind}.name", f"{name!r} cannot be used here: {text}", self._instead(kind, name))
-        path = f"{kind}.options"
+        return self._typed(kind, offer, path, precision)
+
+    def _resolved(self, kind: str, name: str, path: str) -> Offer:
+        """Return the offer of a name that stands at `path`."""
+        try:
+            return self.catalog.resolve(kind, name)
+        except PluginError as error:
+            self.cause = self.cause or error
+            self._complain(path, str(error).removeprefix(f"{kind}.name = "), "")
+            raise UnknownValueError from error
+
+    def _substitute(self, kind: str, offer: Offer) -> Offer | None:
+        """Return what takes the place of an offer; None where nothing is named, or nothing has to."""
+        name, path = named_substitute(self.recipe, kind), f"on_unavailable.{kind}"
+        if name is None or name == offer.name:
+            return None
+        other = self._resolved(kind, name, path)
+        device = self.device_kind or self.recipe.launch.device
+        known = None if device == "auto" else device
+        reasons = unusable_reasons(offer, device_kind=known)
+        if not reasons:
+            return None
+        obstacles = unusable_reasons(other, device_kind=known)
+        if obstacles:
+            self._complain(path, f"{name!r} cannot be used here either: {' '.join(obstacles)}", "")
+            return None
+        self.substitutions.append(Substitution(kind=kind, wanted=offer.name, used=name, reasons=reasons))
+        return other
+
+    def _typed(self, kind: str, offer: Offer, path: str, precision: Precision) -> Part[Any, Any]:
+        """Return a backend with the options that the recipe gives it."""
+        section, name = getattr(self.recipe, kind), offer.name
         if section.options is HOLE:
             raise UnknownValueError
         options, problems = typed_options(
@@ -173,7 +214,10 @@ class _Composer:
         self.problems += [problem for problem in problems if problem.path not in known]
         if problems or options is HOLE:
             raise UnknownValueError
-        options = with_absolute_paths(options, path, self.loaded.provenance)
+        return self._with_traits(offer, with_absolute_paths(options, path, self.loaded.provenance), path, precision)
+
+    def _with_traits(self, offer: Offer, options: Any, path: str, precision: Precision) -> Part[Any, Any]:
+        """Return a backend with its traits; `path` is what to blame when it states none for these options."""
         try:
             traits = offer.traits(options, precision)  # type: ignore[attr-defined]
         except RecipeError as error:
@@ -181,7 +225,7 @@ class _Composer:
             raise UnknownValueError from error
         except (UnknownValueError, ValueError) as error:
             if isinstance(error, ValueError):
-                self._complain(path, f"{kind} {name!r} refuses them: {error}", "")
+                self._complain(path, f"{offer.kind} {offer.name!r} refuses its options: {error}", "")
             raise UnknownValueError from error
         return Part(offer=offer, options=options, traits=traits)
 
@@ -197,7 +241,10 @@ class _Composer:
                 usable.append(other)
         if not usable:
             return ""
-        return f"Nothing is chosen in its place; usable here: {', '.join(f'{kind}.name={other}' for other in usable)}."
+        names = ", ".join(f"{kind}.name={other}" for other in usable)
+        elsewhere = f" To have one chosen wherever {name!r} cannot be used: on_unavailable.{kind}={usable[0]}."
+        known = kind in {spec.name for spec in fields(OnUnavailableConfig)}
+        return f"Nothing is chosen in its place; usable here: {names}.{elsewhere if known else ''}"
 
     def _check_device(self, kind: str, part: Part[Any, Any]) -> None:
         """Check the device that the recipe asks for against what the backend runs on."""
@@ -217,7 +264,9 @@ class _Composer:
     def _ask_plugins(self) -> None:
         """Run the plugins' own checks of the recipe."""
         try:
-            answers = self.catalog.host.call_each("moeframe_check_recipe", recipe=self.recipe)
+            answers = self.catalog.host.call_each(
+                "moeframe_check_recipe", recipe=effective(self.recipe, self.substitutions)
+            )
         except PluginError:
             if self.problems:
                 return  # a check may fail on a recipe that is wrong already

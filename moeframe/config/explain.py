@@ -92,7 +92,8 @@ def _tree_rows(
 ) -> Iterator[_Row]:
     """Yield the rows of one value and of all below it; `default` is the story of what nobody gave."""
     owner, _, name = path.partition(".")
-    if composition is not None and owner in BACKEND_SECTIONS and name == "options":
+    substituted = composition is not None and owner in {one.kind for one in composition.substitutions}
+    if composition is not None and owner in BACKEND_SECTIONS and name == "options" and not substituted:
         part = getattr(composition, owner)
         value, default = part.options, f"default of {owner} {part.offer.name!r}"
     entries: dict[str, Any] | None = None
@@ -119,6 +120,8 @@ def _derived(composition: Composition) -> Iterator[tuple[str, tuple[str, str]]]:
     recipe, degrees = composition.recipe, composition.degrees
     launch, train = recipe.launch, recipe.train
     counts = count_parameters(recipe.model)
+    for one in composition.substitutions:
+        yield f"{one.kind}.used", (one.used, f"on_unavailable.{one.kind}, because {' '.join(one.reasons)}")
     yield "model.parameters", (f"{counts.total:_}", "without MTP modules")
     yield "model.activated_parameters", (f"{counts.activated:_}", "used by one token, without MTP modules")
     if counts.mtp:

@@ -18,6 +18,7 @@ __all__ = [
     "DispatcherConfig",
     "LaunchConfig",
     "LearningRateConfig",
+    "OnUnavailableConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "Recipe",
@@ -104,6 +105,24 @@ class DataConfig:
     """Options of that data set."""
     repeat: bool = True
     """Start another epoch, in a new seeded order, when the data ends; false: the steps must fit in one epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnUnavailableConfig:
+    """What takes the place of a backend that this machine cannot use: another one of its kind, with default options.
+
+    A backend cannot be used where a module that it needs is missing, or the job runs on devices of another kind. Wrong
+    options are no reason, and one that can be used is never replaced. null: the recipe is refused.
+    """
+
+    dispatcher: str | None = None
+    """Dispatcher to use where `dispatcher.name` cannot be used."""
+    sharding: str | None = None
+    """Sharding strategy to use where `sharding.name` cannot be used."""
+    schedule: str | None = None
+    """Schedule to use where `schedule.name` cannot be used."""
+    compute: str | None = None
+    """Compute backend to use where `compute.name` cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +250,7 @@ class Recipe:
     schedule: ScheduleConfig
     compute: ComputeConfig
     data: DataConfig
+    on_unavailable: OnUnavailableConfig = field(default_factory=OnUnavailableConfig)
     optimizer: OptimizerConfig
     train: TrainConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

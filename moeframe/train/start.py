@@ -64,11 +64,12 @@ def headline(composition: Composition, opened: Opened) -> str:
     """Return what is about to run, in two lines."""
     recipe, degrees = composition.recipe, composition.degrees
     processes = "1 process" if degrees.world == 1 else f"{degrees.world} processes"
+    parts = (composition.dispatcher, composition.sharding, composition.schedule, composition.compute)
+    backends = " + ".join(part.offer.name for part in parts)
     resumed = f", from the checkpoint of step {opened.step}" if opened.step else ""
     return (
         f"{recipe.name}: {processes}, ep {degrees.ep}; "
-        f"{recipe.dispatcher.name} + {recipe.sharding.name} + {recipe.schedule.name} + {recipe.compute.name}, "
-        f"{recipe.train.precision}, {recipe.train.steps} steps on {recipe.data.name}\n"
+        f"{backends}, {recipe.train.precision}, {recipe.train.steps} steps on {recipe.data.name}\n"
         f"run directory: {opened.run_dir.path}{resumed}"
     )
 
@@ -123,6 +124,7 @@ def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -
             + (f", validation {held_out:.3f}" if held_out is not None else "")
             + f", largest expert load {1 + metrics['max_violation']:.2f} x the mean"
         )
+    lines += [f"  {one['kind']}: {one['used']} in place of {one['wanted']}" for one in summary["substitutions"]]
     lines += [
         f"  curves:  {curves}",
         f"  metrics: {run_dir.metrics_file}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moeframe import trace
+from moeframe.config.substitutes import Substitution
 from moeframe.debug.poison import require_written_gradients
 from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
@@ -55,6 +56,8 @@ class Summary:
     seconds: float
     stopped_by: int
 
+    substitutions: tuple[Substitution, ...] = ()
+    """Backends in place of those that the recipe names."""
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         return asdict(self)
@@ -316,6 +319,7 @@ class Trainer:
             seconds=time.monotonic() - started,
             stopped_by=stopped_by,
         )
+            substitutions=self._job.composition.substitutions,
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -106,7 +106,7 @@ def plan(composition: Composition, catalog: Catalog) -> _Plan:
     layouts = plan_layouts(composition, shrunk)
     legal: list[Layout] = []
     refused: list[Problem] = []
-    notes = [*layouts.notes]
+    notes = [*map(str, composition.substitutions), *layouts.notes]
     if composition.recipe.train.compile:
         notes.append("train.compile is left out: what it traces is the same mathematics, and tracing takes minutes.")
     for layout in layouts.runs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -10,9 +9,12 @@ from typing import Final
 from moeframe.config.compose import Composition
 from moeframe.config.schema import LaunchConfig, Recipe
 from moeframe.mesh.degrees import Degrees, divisors
+from moeframe.protocols.dispatcher import DispatcherTraits
+from moeframe.protocols.schedule import ScheduleTraits
+from moeframe.protocols.sharding import ShardingTraits
 from moeframe.verify.shrink import with_sequences
 
-__all__ = ["MOST_PROCESSES", "Layout", "Layouts", "plan_layouts"]
+__all__ = ["MOST_PROCESSES", "Layout", "Layouts", "Shape", "legal_shapes", "plan_layouts"]
 
 MOST_PROCESSES: Final = 4
 _BATCHES: Final = (8, 16, 32, 64)
@@ -56,7 +58,7 @@ class Layouts:
 
 
 @dataclass(frozen=True, order=True)
-class _Shape:
+class Shape:
     """Sizes of the axes that multiply to the number of processes."""
 
     pp: int
@@ -66,6 +68,7 @@ class _Shape:
 
     @property
     def degrees(self) -> Degrees:
+        """All degrees of such a job."""
         world = self.pp * self.dp_replicate * self.edp_shard * self.ep
         return Degrees(world=world, pp=self.pp, dp_replicate=self.dp_replicate, ep=self.ep)
 
@@ -75,6 +78,7 @@ class _Shape:
         return frozenset(axis for axis, size in vars(self).items() if size > 1)
 
     def __str__(self) -> str:
+        """Return the axes and the number of processes in words."""
         sizes = {
             "PP": self.pp,
             "EP": self.ep,
@@ -110,8 +114,8 @@ def plan_layouts(composition: Composition, shrunk: Recipe) -> Layouts:
     return Layouts(runs=tuple(runs), global_batch_size=batch, notes=tuple(notes))
 
 
-def _ordered(composition: Composition) -> tuple[list[_Shape], list[str]]:
-    legal, own = list(_legal(composition)), _own(composition)
+def _ordered(composition: Composition) -> tuple[list[Shape], list[str]]:
+    legal, own = _legal(composition), _own(composition)
     if own in legal:
         return [own, *(shape for shape in legal if shape != own)], []
     axes = " x ".join(sorted(_kinds(composition)))
@@ -125,11 +129,11 @@ def _kinds(composition: Composition) -> frozenset[str]:
     return frozenset(axis for axis, size in sizes.items() if size > 1)
 
 
-def _own(composition: Composition) -> _Shape | None:
+def _own(composition: Composition) -> Shape | None:
     """Return the shape with the recipe's axes at 2 each; None when it does not fit."""
     degrees, kinds = composition.degrees, _kinds(composition)
     least = composition.schedule.traits.min_ranks
-    shape = _Shape(
+    shape = Shape(
         pp=max(2, least) if "pp" in kinds else 1,
         dp_replicate=2 if "dp_replicate" in kinds else 1,
         edp_shard=2 if "edp_shard" in kinds else 1,
@@ -140,30 +144,39 @@ def _own(composition: Composition) -> _Shape | None:
     return shape if shape.degrees.world <= MOST_PROCESSES else None
 
 
-def _legal(composition: Composition) -> Iterator[_Shape]:
-    """Yield the shapes that the backends can run, small ones first."""
-    schedule, sharding, dispatcher = (
-        composition.schedule.traits,
-        composition.sharding.traits,
+def _legal(composition: Composition) -> list[Shape]:
+    """Return the shapes that the backends can run, small ones first."""
+    return legal_shapes(
         composition.dispatcher.traits,
+        composition.sharding.traits,
+        composition.schedule.traits,
+        replicas=composition.degrees.dp_replicate > 1,
     )
+
+
+def legal_shapes(
+    dispatcher: DispatcherTraits, sharding: ShardingTraits, schedule: ScheduleTraits, *, replicas: bool = False
+) -> list[Shape]:
+    """Return the shapes of at most `MOST_PROCESSES` that traits allow, small ones first.
+
+    Replicas of the sharded model only where the sharding needs them, or `replicas` asks for them.
+    """
     pipeline = (1, max(2, schedule.min_ranks)) if schedule.pipelines else (1,)
-    wants_replicas = composition.degrees.dp_replicate > 1 or sharding.needs_dp_replicate
-    replicas = (1, 2) if wants_replicas and sharding.supports_dp_replicate else (1,)
-    shapes = [_Shape(*sizes) for sizes in product(pipeline, replicas, (1, 2), (1, 2, 4))]
-    for shape in sorted(shapes, key=lambda shape: (shape.degrees.world, shape)):
-        degrees = shape.degrees
-        if (
-            degrees.world <= MOST_PROCESSES
-            and degrees.pp >= schedule.min_ranks
-            and (degrees.dp_replicate > 1 or not sharding.needs_dp_replicate)
-            and degrees.data_ranks >= sharding.min_data_ranks
-            and dispatcher.min_group <= degrees.ep <= (dispatcher.max_group or degrees.ep)
-        ):
-            yield shape
+    wanted = replicas or sharding.needs_dp_replicate
+    copies = (1, 2) if wanted and sharding.supports_dp_replicate else (1,)
+    shapes = [Shape(*sizes) for sizes in product(pipeline, copies, (1, 2), (1, 2, 4))]
+    return [
+        shape
+        for shape in sorted(shapes, key=lambda shape: (shape.degrees.world, shape))
+        if shape.degrees.world <= MOST_PROCESSES
+        and shape.pp >= schedule.min_ranks
+        and (shape.dp_replicate > 1 or not sharding.needs_dp_replicate)
+        and shape.degrees.data_ranks >= sharding.min_data_ranks
+        and dispatcher.allows_group(shape.ep)
+    ]
 
 
-def _micro_batches(composition: Composition, shrunk: Recipe, shape: _Shape, batch: int) -> int | None:
+def _micro_batches(composition: Composition, shrunk: Recipe, shape: Shape, batch: int) -> int | None:
     """Return a legal number of micro-batches, several where that is legal; None when there is none.
 
     Where one rank reads all data it differs from every size of an axis, so that a wrong factor can be told apart.
@@ -181,7 +194,7 @@ def _micro_batches(composition: Composition, shrunk: Recipe, shape: _Shape, batc
     return next((count for count in legal if count >= wished), legal[-1] if legal else None)
 
 
-def _layout(shrunk: Recipe, shape: _Shape, *, batch: int, count: int, own: bool) -> Layout:
+def _layout(shrunk: Recipe, shape: Shape, *, batch: int, count: int, own: bool) -> Layout:
     degrees = shape.degrees
     parallel = replace(shrunk.parallel, pp=shape.pp, dp_replicate=shape.dp_replicate, ep=shape.ep)
     if shape.pp == 1:

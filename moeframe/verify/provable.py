@@ -9,7 +9,7 @@ from moeframe.config.compose import Composition, Part
 from moeframe.errors import PluginError, Problem, RecipeError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
 
-__all__ = ["require_provable"]
+__all__ = ["obstacles", "require_provable"]
 
 _KINDS: Final = ("dispatcher", "sharding", "schedule", "compute")
 _DTYPE: Final = "float64"
@@ -29,13 +29,14 @@ def require_provable(composition: Composition, catalog: Catalog) -> None:
         )
         for kind in _KINDS
         for part in (getattr(composition, kind),)
-        for why in _obstacles(part)
+        for why in obstacles(part)
     ]
     if problems:
         raise RecipeError(problems)
 
 
-def _obstacles(part: Part[Any, Any]) -> Iterator[str]:
+def obstacles(part: Part[Any, Any]) -> Iterator[str]:
+    """Yield what keeps a backend from being proved here, each the end of a sentence about it."""
     kinds = set(part.offer.needs.device_kinds) & set(getattr(part.traits, "device_kinds", ("cpu",)))
     if "cpu" not in kinds:
         yield f"runs on {' or '.join(sorted(part.offer.needs.device_kinds))} only"

@@ -55,9 +55,9 @@ class Summary:
     validation_loss: float | None
     seconds: float
     stopped_by: int
-
     substitutions: tuple[Substitution, ...] = ()
     """Backends in place of those that the recipe names."""
+
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         return asdict(self)
@@ -318,8 +318,8 @@ class Trainer:
             validation_loss=validation,
             seconds=time.monotonic() - started,
             stopped_by=stopped_by,
-        )
             substitutions=self._job.composition.substitutions,
+        )
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

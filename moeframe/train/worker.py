@@ -65,10 +65,10 @@ def _train(run_dir: RunDirectory, world: World, resume_step: int, plugins: Seque
     try:
         with assemble(run_dir.recipe_file, plugins=plugins) as job:
             _record(run_dir, job)
-            job.host.call_each(
             if world.rank == 0:
                 for one in job.composition.substitutions:
                     logger.warning("%s", one)
+            job.host.call_each(
                 "moeframe_on_run_start",
                 recipe=job.recipe,
                 run_dir=run_dir.path,

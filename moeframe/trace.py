@@ -2,6 +2,8 @@
 
 Nothing listens by default, and then a span costs one check of an empty tuple. The collective ledger, the beacons, the
 overlap measurement and the time budget of the bench all listen here; nothing else instruments the model.
+A listener says how closely it wants to know of backward phases: `exact` spans need marks in the graph, which cost tens
+of microseconds each; `begin` costs a few, and is told only where a backward phase begins.
 Importable without torch.
 """
 
@@ -12,7 +14,20 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
-__all__ = ["Direction", "Listener", "Phase", "Place", "at", "current", "listen", "listening", "span"]
+__all__ = [
+    "Backward",
+    "Direction",
+    "Listener",
+    "Phase",
+    "Place",
+    "at",
+    "begin",
+    "current",
+    "followed",
+    "listen",
+    "listening",
+    "span",
+]
 
 Phase: TypeAlias = Literal[
     "",
@@ -29,6 +44,7 @@ Phase: TypeAlias = Literal[
     "save",
 ]
 Direction: TypeAlias = Literal["forward", "backward"]
+Backward: TypeAlias = Literal["exact", "begin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +71,14 @@ class Listener(Protocol):
     """Told of every span. Both methods run on the thread of the phase and must be quick."""
 
     def enter(self, place: Place) -> None:
-        """Called just before the phase runs."""
+        """Called just before the phase runs. Where a backward phase only `begin`s, no `leave` follows."""
 
     def leave(self, place: Place) -> None:
         """Called just after the phase ran, also when it raised."""
 
 
 _listeners: tuple[Listener, ...] = ()
+_num_exact: int = 0
 _ambient: Place = Place()
 
 
@@ -71,19 +88,35 @@ def current() -> Place:
 
 
 def listening() -> bool:
-    """Say whether anyone listens; the model marks backward phases only then."""
+    """Say whether anyone wants exact spans of backward phases; the model marks their ends only then."""
+    return _num_exact > 0
+
+
+def followed() -> bool:
+    """Say whether anyone listens at all; the model reports where backward phases begin only then."""
     return bool(_listeners)
 
 
 @contextmanager
-def listen(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of every span entered inside the block."""
-    global _listeners
+def listen(listener: Listener, *, backward: Backward = "exact") -> Iterator[None]:
+    """Tell `listener` of every span entered inside the block, and of backward phases as closely as it says."""
+    global _listeners, _num_exact
+    exact = backward == "exact"
     _listeners = (*_listeners, listener)
+    _num_exact += exact
     try:
         yield
     finally:
         _listeners = tuple(other for other in _listeners if other is not listener)
+        _num_exact -= exact
+
+
+def begin(*, layer: int, phase: Phase) -> None:
+    """Say that the backward of a phase begins now. It is where this process is until the enclosing `at` or span ends."""
+    global _ambient
+    _ambient = replace(_ambient, layer=layer, phase=phase, direction="backward")
+    for listener in _listeners:
+        listener.enter(_ambient)
 
 
 @contextmanager

@@ -91,13 +91,30 @@ def _marked(values: tuple[Any, ...], report: _Report) -> tuple[Any, ...]:
     return tuple(marked)
 
 
+def _report_beginning(phase: trace.Phase, layer: int, outputs: tuple[Any, ...]) -> None:
+    """Have the trace hear of it when the gradients of all outputs are there; touches neither graph nor numbers."""
+    places = _places(outputs)
+    missing = len(places)
+
+    def count(_: torch.Tensor) -> None:
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            missing = len(places)  # a backward in two halves passes here twice
+            trace.begin(layer=layer, phase=phase)
+
+    for place in places:
+        outputs[place].register_hook(count)
+
+
 def run_phase(
     phase: trace.Phase, layer: int, function: Callable[..., tuple[*Outputs]], *inputs: Any
 ) -> tuple[*Outputs]:
     """Run ``function(*inputs)`` inside a span and return its outputs.
 
-    When someone listens or inspects and an input needs a gradient, identity marks on inputs and outputs report the
-    backward too. Tensors that need gradients must be inputs and outputs themselves, not parts of other objects.
+    When someone inspects, or wants exact spans, and an input needs a gradient, identity marks on inputs and outputs
+    report the backward too. Tensors that need gradients must be inputs and outputs themselves, not parts of other
+    objects. Who only follows hears of the backward's beginning through hooks on the outputs.
     """
     with trace.span(layer=layer, phase=phase):
         inspector = _inspector
@@ -106,6 +123,8 @@ def run_phase(
             outputs = function(*inputs)
             if inspector is not None:
                 inspector(phase, inputs, outputs)
+            elif trace.followed() and not watched and torch.is_grad_enabled():
+                _report_beginning(phase, layer, outputs)
             return outputs
         span = _BackwardSpan(phase, layer, _places(inputs))
         marked: Any = function(*_marked(inputs, span.leave))

@@ -58,3 +58,16 @@ def test_a_place_says_where_in_words() -> None:
     assert (
         str(Place(step=1, micro_batch=0, layer=3, phase="attend")) == "step 1, micro-batch 0, layer 3, attend (forward)"
     )
+
+
+def test_a_listener_that_wants_beginnings_only_asks_for_no_marks() -> None:
+    recorder = Recorder()
+    with trace.listen(recorder, backward="begin"):
+        assert trace.followed()
+        assert not trace.listening()
+        with trace.at(step=2):
+            trace.begin(layer=3, phase="experts")
+            assert str(trace.current()) == "step 2, layer 3, experts (backward)"
+        assert trace.current().direction == "forward"
+    assert not trace.followed()
+    assert [kind for kind, _ in recorder.seen] == ["enter"]

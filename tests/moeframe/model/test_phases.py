@@ -46,6 +46,27 @@ def test_every_phase_is_seen_forward_and_in_reverse_backward(make_model, ids):
     assert {(place.step, place.micro_batch) for _, place in spans.events} == {(7, 2)}
 
 
+def test_who_follows_hears_where_each_backward_begins_and_nothing_changes(make_model, ids):
+    model = make_model()
+    model(ids).logits.sum().backward()
+    wanted = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    spans = Spans()
+    with trace.listen(spans, backward="begin"), trace.at(step=7, micro_batch=2):
+        model(ids).logits.sum().backward()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(wanted, (p.grad for p in model.parameters() if p.grad is not None), strict=True)
+    )
+    begun = places(spans, "backward")
+    layers = [layer for layer, _ in begun if layer >= 0]
+    assert layers == sorted(layers, reverse=True)
+    assert begun[0] == (-1, "head")
+    assert begun[-1] == (-1, "embed")
+    assert {phase for layer, phase in begun if layer == 1} == {"attend", "dispatch", "experts", "combine"}
+    assert not [place for kind, place in spans.events if kind == "leave" and place.direction == "backward"]
+
+
 def test_spans_are_closed_in_the_order_they_were_opened(make_model, ids):
     model = make_model()
     spans = Spans()

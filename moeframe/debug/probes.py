@@ -1,0 +1,147 @@
+"""What torch knows of a rank that its spans do not say: launched and finished collectives, and how far the device is.
+
+Counters and the flight recorder live in torch's C++ and cost the training thread nothing. This module alone reads them;
+tests/moeframe/debug/test_probes.py says what is relied upon.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
+
+from moeframe.trace import Place
+from moeframe.watch.record import compact
+
+__all__ = ["DeviceProgress", "TorchProbe"]
+
+_KEPT: Final = 4
+"""Collectives of each group that are reported."""
+_ENTRY: Final = ("collective_seq_id", "p2p_seq_id", "is_p2p", "input_sizes", "input_dtypes", "output_sizes", "state")
+
+
+class DeviceProgress:
+    """How far a device is with the work that was launched: events behind it, recorded and polled, never waited for.
+
+    Args:
+        new_event: makes an event with `record` and `query`, as `torch.cuda.Event` has them.
+        stream: returns the number of the stream that work is launched on now.
+    """
+
+    def __init__(self, new_event: Callable[[], Any], stream: Callable[[], int]) -> None:
+        self._new_event = new_event
+        self._stream = stream
+        self._pending: dict[int, deque[tuple[int, Place, Any]]] = {}
+        self._free: list[Any] = []
+        self._done = 0
+
+    def passed(self, count: int, place: Place) -> int:
+        """Record an event behind all work launched so far; returns the stream."""
+        stream = self._stream()
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        pending = self._pending.setdefault(stream, deque())
+        pending.append((count, place, event))
+        # The oldest ones, so that few events stay alive; the pulse takes the rest.
+        for _ in range(2):
+            if len(pending) > 1 and not self._take(pending):
+                break
+        return stream
+
+    def _take(self, pending: deque[tuple[int, Place, Any]]) -> bool:
+        try:
+            count, _, event = pending[0]
+            if not event.query():
+                return False
+            pending.popleft()
+        except IndexError:  # the other thread took it
+            return False
+        self._done = max(self._done, count)
+        self._free.append(event)
+        return True
+
+    def running(self) -> tuple[int, Place | None]:
+        """Return the number of the last event that the device has passed, and the phase that it has not: None if all.
+
+        Of several streams, that of the oldest work counts.
+        """
+        oldest: list[tuple[int, Place]] = []
+        for pending in list(self._pending.values()):
+            while pending and self._take(pending):
+                pass
+            oldest += [(count, place) for count, place, _ in list(pending)[:1]]
+        return self._done, min(oldest, key=lambda one: one[0])[1] if oldest else None
+
+
+class TorchProbe:
+    """The probe of a beacon.
+
+    Args:
+        device: of this rank; on a GPU every event of the trace gets one of the device's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._progress: DeviceProgress | None = None
+        if device.type == "cuda":
+            self._progress = DeviceProgress(torch.cuda.Event, lambda: torch.cuda.current_stream().stream_id)
+
+    def passed(self, count: int, place: Place) -> int:
+        """Note that work up to this event was launched; returns the stream, 0 on a CPU."""
+        return 0 if self._progress is None else self._progress.passed(count, place)
+
+    def device(self) -> tuple[int, Place | None] | None:
+        """Return how far the device is, as `DeviceProgress.running`; None on a CPU."""
+        return None if self._progress is None else self._progress.running()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return for each process group of this rank: name, description, ranks, and how many collectives it launched."""
+        if not dist.is_initialized():
+            return []
+        found = []
+        for group, members in list(distributed_c10d._world.pg_group_ranks.items()):  # noqa: SLF001
+            if len(members) < 2:
+                continue
+            try:
+                launched = group._get_sequence_number_for_group()  # noqa: SLF001
+            except RuntimeError:  # no collective yet
+                launched = 0
+            ranks = compact(sorted(members))
+            found.append({"name": group.group_name, "what": group.group_desc, "ranks": ranks, "launched": launched})
+        return found
+
+    def collectives(self) -> list[dict[str, Any]]:
+        """Return the last collectives and messages of every group, oldest first."""
+        by_group: dict[str, deque[dict[str, Any]]] = {}
+        entries = [entry for text in _traces() for entry in json.loads(text).get("entries", ())]
+        for entry in entries:
+            name, what = entry["process_group"]
+            kept = {key: entry.get(key) for key in _ENTRY}
+            kept |= {
+                "group": name,
+                "what": what,
+                "op": str(entry["profiling_name"]).partition(":")[2],
+                "over": bool(entry.get("retired")),
+            }
+            by_group.setdefault(f"{name} {kept['is_p2p']}", deque(maxlen=_KEPT)).append(kept)
+        return [entry for entries in by_group.values() for entry in entries]
+
+    def flight(self) -> str:
+        """Return torch's flight-recorder trace as JSON."""
+        return next((text for text in _traces() if json.loads(text).get("entries")), "")
+
+
+def _traces() -> list[str]:
+    """Return what torch's recorders hold: that of gloo, and that of NCCL where there is one."""
+    found = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(_distributed_c10d, name, None)
+        if dump is not None:
+            text = dump()
+            found.append(text.decode() if isinstance(text, bytes) else text)
+    return found

@@ -1,0 +1,143 @@
+"""What ranks wait for: their last collectives, held against each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from moeframe.watch.view import Launched, RankView
+
+__all__ = ["Mismatch", "mismatches", "waits"]
+
+_EXCHANGE = "all_to_all"
+_ALIKE = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "_all_gather_base",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+)
+"""Operations whose inputs have one size on all ranks."""
+_PEER = re.compile(r"(?:->|<-)\s*(\d+)")
+
+
+class Mismatch:
+    """A collective that the ranks of a group give differently. `order`: other operations, not other arguments."""
+
+    def __init__(self, entries: Mapping[int, Launched], *, order: bool, how: str) -> None:
+        self.entries = dict(entries)
+        self.order = order
+        self.how = how
+
+    def __str__(self) -> str:
+        """Return it in words, rank by rank."""
+        first = next(iter(self.entries.values()))
+        each = "; ".join(f"rank {rank}: {entry}" for rank, entry in self.entries.items())
+        return f"collective {first.sequence} of {first.what or 'group ' + first.group} has {self.how}: {each}"
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks that differ from most."""
+        by_text: dict[str, list[int]] = defaultdict(list)
+        for rank, entry in self.entries.items():
+            by_text[f"{entry.op} {entry.dtypes} {entry.sizes}"].append(rank)
+        groups = sorted(by_text.values(), key=len)
+        alone = len(groups) > 1 and len(groups[-1]) > len(groups[-2])
+        return tuple(sorted(rank for ranks in (groups[:-1] if alone else groups) for rank in ranks))
+
+
+def mismatches(views: Sequence[RankView]) -> Iterator[Mismatch]:
+    """Yield every collective of those known that its ranks give differently, oldest first in each group."""
+    by_number: dict[tuple[str, int], dict[int, Launched]] = defaultdict(dict)
+    for view in views:
+        for entry in view.collectives or ():
+            if not entry.p2p:
+                by_number[entry.group, entry.sequence][view.rank] = entry
+    members = {group.name: group.ranks for view in views for group in view.groups}
+    for (group, _), entries in sorted(by_number.items()):
+        if len(entries) < 2:
+            continue
+        how = _difference(entries, everyone=set(entries) == set(members.get(group, ())))
+        if how is not None:
+            yield Mismatch(dict(sorted(entries.items())), order=how == _OTHER, how=how)
+
+
+_OTHER = "different operations"
+
+
+def _difference(entries: Mapping[int, Launched], *, everyone: bool) -> str | None:
+    ops = {entry.op for entry in entries.values()}
+    if len(ops) > 1:
+        return _OTHER
+    if len({entry.dtypes for entry in entries.values()}) > 1:
+        return "different dtypes"
+    op = ops.pop()
+    if op in _ALIKE and len({entry.sizes for entry in entries.values()}) > 1:
+        return "different shapes"
+    if op == _EXCHANGE:
+        if len({tuple(size[1:] for size in entry.sizes) for entry in entries.values()}) > 1:
+            return "different shapes"
+        sent = sum(math.prod(size) for entry in entries.values() for size in entry.sizes)
+        received = sum(math.prod(size) for entry in entries.values() for size in entry.results)
+        if everyone and sent != received:
+            return f"splits that do not meet ({sent} elements are sent, {received} expected)"
+    return None
+
+
+def waits(views: Sequence[RankView]) -> dict[int, dict[int, Launched]]:
+    """Return for every rank that waits in a collective or message the ranks that have not come, and to what.
+
+    A rank whose collective all have come to waits for nobody: it maps to nothing.
+    """
+    known = {view.rank: view for view in views}
+    found: dict[int, dict[int, Launched]] = {}
+    for view in views:
+        if view.state == "finished":
+            continue
+        absent: dict[int, Launched] = {}
+        for entry in view.pending or _presumed(view, known):
+            for other in _peers(entry, view):
+                if other in known and other != view.rank and not _has_come(known[other], entry):
+                    absent[other] = entry
+        if absent or view.pending:
+            found[view.rank] = absent
+    return found
+
+
+def _presumed(view: RankView, known: Mapping[int, RankView]) -> Iterator[Launched]:
+    """Yield the last collective of each group where others are behind, for a rank that could not look by itself."""
+    if view.collectives is not None:
+        return
+    for group in view.groups:
+        counts = [known[rank].launched(group.name) for rank in group.ranks if rank in known]
+        if group.launched and any(count is not None and count < group.launched for count in counts):
+            yield Launched(
+                group=group.name,
+                what=group.what,
+                op="a collective",
+                sequence=group.launched,
+                p2p=False,
+                sizes=(),
+                results=(),
+                dtypes=(),
+                over=False,
+            )
+
+
+def _peers(entry: Launched, view: RankView) -> tuple[int, ...]:
+    ranks = next((group.ranks for group in view.groups if group.name == entry.group), ())
+    if not entry.p2p:
+        return ranks
+    peer = _PEER.search(entry.op)
+    return (ranks[int(peer[1])],) if peer and int(peer[1]) < len(ranks) else ()
+
+
+def _has_come(other: RankView, entry: Launched) -> bool:
+    if entry.p2p:
+        return any(theirs.p2p and theirs.group == entry.group for theirs in other.pending)
+    launched = other.launched(entry.group)
+    return launched is not None and launched >= entry.sequence

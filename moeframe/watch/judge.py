@@ -1,0 +1,212 @@
+"""The verdict: from what is known of every rank to what went wrong and where. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from moeframe.protocols.stall import Stall, StallKind
+from moeframe.watch.compare import Mismatch, mismatches, waits
+from moeframe.watch.view import Launched, Raised, RankView
+
+__all__ = ["judge", "ranks_text"]
+
+_DATA_ENDS: Final = ("StopIteration", "IndexError", "EOFError")
+"""What a data set raises that has no more."""
+_SAME_S: Final = 1.0
+"""Processes whose last signs of life lie this close died together."""
+
+ADVICE: Final[dict[StallKind, str]] = {
+    "rank_died": "Look for the kernel's out-of-memory killer (dmesg), a scheduler or a person that ended it; then go on "
+    "with --resume.",
+    "rank_stopped": "Let it run again with `kill -CONT PID`, or find out who stopped it (a debugger, a frozen container).",
+    "rank_raised": "Repair the error; the traceback is in the rank's log.",
+    "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
+    "collective_order": "All ranks of a group must call the same collectives in the same order; debug.ledger=true names "
+    "the lines.",
+    "collective_arguments": "All ranks must give one shape and dtype, and splits that meet; debug.ledger=true names the "
+    "lines before data moves.",
+    "rank_absent": "The rank's stack in stall/ shows the line; common are slow data, an endless loop, and a branch that "
+    "only some ranks take.",
+    "backend_stuck": "The dispatcher's own kernel waits for a peer; dispatcher.name=alltoall shows whether the job runs "
+    "without it.",
+    "collective_stuck": "Look at the network and at NCCL's own report in stall/; every rank has done its part.",
+    "all_idle": "The stacks in stall/ show where each waits: a lock, a queue, or an event that nobody records.",
+}
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks in words."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def judge(views: Sequence[RankView], *, world_size: int) -> Stall:
+    """Say what went wrong in a job that stands still or has failed; at least one rank is known."""
+    found = (
+        _raised(views)
+        or _died(views)
+        or _stopped(views)
+        or _not_started(views, world_size)
+        or _mismatched(views)
+        or _waiting(views)
+        or _silent(views)
+    )
+    kind, guilty, cause = found
+    first = guilty[0]
+    place = first.raised.place if first.raised is not None and kind in ("rank_raised", "data_ended") else first.place
+    return Stall(
+        kind=kind,
+        ranks=tuple(view.rank for view in guilty),
+        step=place.step,
+        micro_batch=place.micro_batch,
+        layer=place.layer,
+        phase=place.phase,
+        direction=place.direction,
+        since=datetime.fromtimestamp(first.since, tz=UTC).isoformat(timespec="seconds"),
+        cause=cause,
+        advice=ADVICE[kind],
+        table=tuple(view.row() for view in views),
+    )
+
+
+_Found = tuple[StallKind, list[RankView], str]
+
+
+def _where(view: RankView) -> str:
+    return f"at {view.place}" if view.inside else f"after {view.place}"
+
+
+def _each(views: Iterable[RankView]) -> str:
+    return "; ".join(f"rank {view.rank} {_where(view)}" for view in views)
+
+
+def _raised(views: Sequence[RankView]) -> _Found | None:
+    reports = [(view.raised, view) for view in views if view.raised is not None]
+    first_hand = sorted(
+        ((report, view) for report, view in reports if not report.secondhand), key=lambda pair: pair[0].time
+    )
+    silent_deaths = any(view.state == "dead" and view.raised is None for view in views)
+    if not first_hand:
+        if not reports or silent_deaths:
+            return None
+        first_hand = sorted(reports, key=lambda pair: pair[0].time)[:1]
+        mismatch = _arguments(views)
+        if mismatch is not None:
+            return mismatch
+    report, view = first_hand[0]
+    if report.error.startswith("RuntimeError") and (mismatch := _arguments(views)) is not None:
+        return mismatch
+    cause = f"rank {view.rank} raised at {report.place}: {report.error.splitlines()[0] if report.error else '?'}"
+    return _raised_kind(report), [view], cause
+
+
+def _raised_kind(report: Raised) -> StallKind:
+    ended = report.place.phase in ("data", "evaluate") and report.error.startswith(_DATA_ENDS)
+    return "data_ended" if ended else "rank_raised"
+
+
+def _died(views: Sequence[RankView]) -> _Found | None:
+    dead = [view for view in views if view.state == "dead"]
+    if not dead:
+        return None
+    told = [view for view in dead if view.ended_by]
+    first = min(view.alive_at for view in told or dead)
+    guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
+    how = "; ".join(f"rank {view.rank} {view.ended_by or 'died without a word'} {_where(view)}" for view in guilty)
+    return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host})"
+
+
+def _stopped(views: Sequence[RankView]) -> _Found | None:
+    stopped = [view for view in views if view.state == "stopped"]
+    if not stopped:
+        return None
+    pids = ", ".join(f"{view.pid} on {view.host}" for view in stopped)
+    return "rank_stopped", stopped, f"{_each(stopped)}: stopped by a signal or a debugger (process {pids})"
+
+
+def _not_started(views: Sequence[RankView], world_size: int) -> _Found | None:
+    missing = sorted(set(range(world_size)) - {view.rank for view in views})
+    if not missing:
+        return None
+    cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
+    return "rank_absent", list(views[:1]), cause
+
+
+def _mismatched(views: Sequence[RankView]) -> _Found | None:
+    for mismatch in mismatches(views):
+        return _of_mismatch(views, mismatch)
+    return None
+
+
+def _arguments(views: Sequence[RankView]) -> _Found | None:
+    found = list(mismatches(views))
+    return _of_mismatch(views, found[-1]) if found else None
+
+
+def _of_mismatch(views: Sequence[RankView], mismatch: Mismatch) -> _Found:
+    guilty = [view for view in views if view.rank in mismatch.odd]
+    kind: StallKind = "collective_order" if mismatch.order else "collective_arguments"
+    return kind, guilty, f"{mismatch} ({_each(guilty)})"
+
+
+def _waiting(views: Sequence[RankView]) -> _Found | None:
+    """Judge by who waits for whom; None where nobody waits in a collective."""
+    waiting = waits(views)
+    if not waiting:
+        return None
+    known = {view.rank: view for view in views}
+    awaited = {rank: entry for absent in waiting.values() for rank, entry in absent.items()}
+    if not awaited:
+        guilty = [known[rank] for rank in sorted(waiting)]
+        pending = guilty[0].pending[0]
+        return "collective_stuck", guilty, f"all ranks have come to {pending}, and it does not end ({_each(guilty)})"
+    ends = [known[rank] for rank in sorted(awaited) if rank not in waiting]
+    if not ends:
+        return _cycle(waiting, known)
+    waiters = ranks_text([rank for rank in sorted(waiting) if set(waiting[rank]) & {view.rank for view in ends}])
+    entry = awaited[ends[0].rank]
+    finished = [view for view in ends if view.state == "finished"]
+    if finished:
+        cause = f"{ranks_text([view.rank for view in finished])} has ended, and {waiters} wait for it in {entry}"
+        return "data_ended", finished, cause
+    inside = [view for view in ends if _in_backend(view)]
+    if inside:
+        cause = (
+            f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending in it; {waiters} "
+        )
+        return "backend_stuck", inside, cause + f"wait in {entry}"
+    cause = f"{_each(ends)} has not come to {entry}, where {waiters} wait"
+    deaf = [view.rank for view in ends if view.deaf]
+    if deaf:
+        cause += f"; no Python thread of {ranks_text(deaf)} runs: native code holds the interpreter"
+    return "rank_absent", ends, cause
+
+
+def _cycle(waiting: dict[int, dict[int, Launched]], known: dict[int, RankView]) -> _Found:
+    """Name the ranks of a ring in which each waits for the next."""
+    path, rank = [], min(rank for rank, absent in waiting.items() if absent)
+    while rank not in path:
+        path.append(rank)
+        rank = min(waiting[rank], default=rank)
+    ring = [known[member] for member in sorted(path[path.index(rank) :])]
+    texts = "; ".join(
+        f"rank {view.rank} {_where(view)} waits in {entry} for rank {other}"
+        for view in ring
+        for other, entry in list(waiting[view.rank].items())[:1]
+    )
+    return "collective_order", ring, f"the ranks wait for each other: {texts}"
+
+
+def _in_backend(view: RankView) -> bool:
+    return view.inside and view.place.phase in ("dispatch", "combine")
+
+
+def _silent(views: Sequence[RankView]) -> _Found:
+    """Judge a job of which no rank waits in a collective."""
+    there = [view for view in views if view.state != "finished"] or list(views)
+    inside = [view for view in there if _in_backend(view)]
+    if inside:
+        cause = f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending"
+        return "backend_stuck", inside, cause
+    return "all_idle", there, f"no rank moves, and none waits in a collective ({_each(there)})"

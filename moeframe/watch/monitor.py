@@ -1,0 +1,234 @@
+"""The watchdog: looks at beacons from outside, since a stuck rank cannot report, and acts when one does not move."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from moeframe.protocols.stall import RankState, Stall
+from moeframe.watch.beacon import beacon_file
+from moeframe.watch.judge import judge
+from moeframe.watch.processes import end, health
+from moeframe.watch.record import BeaconError
+from moeframe.watch.stall import StallDirectory
+from moeframe.watch.view import Raised, RankView, read_view, read_views
+
+__all__ = ["Limits", "Monitor", "known_views"]
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S: Final = 4.0
+"""A rank that loses a peer gets this long to report and end by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a rank may stand still, seconds.
+
+    `min_s` or `median_steps` median steps, whichever is longer; `first_step_s` while any rank starts, is in its first
+    step or compiles; `save_s` while any rank saves.
+    """
+
+    min_s: float
+    median_steps: float
+    first_step_s: float
+    save_s: float
+
+    def of(self, views: Sequence[RankView], *, world_size: int) -> float:
+        """Return the limit for a job whose ranks look like this."""
+        steps = self.median_steps * max((view.moment.median_step_s for view in views), default=0.0)
+        limit = max(self.min_s, steps)
+        training = [view for view in views if view.state != "finished"]
+        if len(views) < world_size or any(view.moment.steps < 2 or view.moment.life == "compiling" for view in training):
+            limit = max(limit, self.first_step_s)
+        if any(view.moment.place.phase == "save" for view in training):
+            limit = max(limit, self.save_s)
+        return limit
+
+
+class Monitor:
+    """Watches the ranks of this node.
+
+    Args:
+        run_dir: of the job.
+        ranks: of this node.
+        world_size: ranks of the job.
+        limits: how long a rank may stand still.
+        stop: end the job at a verdict; else report it once and go on.
+        raised: reads what ranks have reported.
+        tell: called once with each verdict that this monitor reaches and its lines for people, after it was written.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        run_dir: Path,
+        *,
+        ranks: Collection[int],
+        world_size: int,
+        limits: Limits,
+        stop: bool,
+        raised: Callable[[], list[Raised]],
+        tell: Callable[[Stall, list[str]], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._ranks = sorted(ranks)
+        self._world_size = world_size
+        self._limits = limits
+        self._stop = stop
+        self._raised = raised
+        self._tell = tell
+        self._stall = StallDirectory(run_dir=run_dir)
+        self._moved: dict[int, tuple[int, float]] = {}
+        self._began = time.monotonic()
+        self._lost_at: float | None = None
+        self._gave = False
+        self._leads = False
+        self._reported: dict[int, int] | None = None
+
+    @property
+    def every_s(self) -> float:
+        """How often to poll."""
+        return min(1.0, max(0.1, self._limits.min_s / 5))
+
+    def local_views(self) -> list[RankView]:
+        """Return the ranks of this node that have a beacon, with how their processes do."""
+        views = []
+        for rank in self._ranks:
+            try:
+                view = read_view(beacon_file(self._run_dir, rank), now=time.time())
+            except BeaconError:  # not yet there
+                continue
+            views.append(replace(view, state=_state(view, health(view.pid, view.start_ticks))))
+        return views
+
+    def poll(self) -> bool:
+        """Look once. Returns whether the job is to be ended now."""
+        views = self.local_views()
+        if self._reported is not None:
+            return self._watch_reported(views)
+        if self._stall.asked or self._stall.judged:
+            return self._join(views)
+        reason = self._reason(views)
+        return False if reason is None else self._lead(reason)
+
+    def over(self, views: Sequence[RankView]) -> bool:
+        """Return whether no process of this node is left."""
+        return len(views) == len(self._ranks) and all(not _lives(view) for view in views)
+
+    def _reason(self, views: Sequence[RankView]) -> str | None:
+        """Return why something is wrong with the ranks of this node; None: nothing is."""
+        now = time.monotonic()
+        lost = [view.rank for view in views if view.state in ("dead", "failed")]
+        if lost:
+            self._lost_at = self._lost_at or now
+            if now - self._lost_at > _GRACE_S or self.over(views):
+                return f"ranks {lost} have gone"
+            return None
+        limit = self._limits.of(views, world_size=len(self._ranks))
+        for view in views:
+            count, since = self._moved.get(view.rank, (-1, now))
+            if count != view.moment.count:
+                self._moved[view.rank] = (view.moment.count, now)
+            elif view.state != "finished" and now - since > limit:
+                return f"rank {view.rank} has not moved for {now - since:.1f} s (limit {limit:.1f} s)"
+        if len(views) < len(self._ranks) and now - self._began > self._limits.first_step_s:
+            return f"only {len(views)} of {len(self._ranks)} ranks of this node have started"
+        return None
+
+    def _lead(self, reason: str) -> bool:
+        if not self._stall.claim():
+            return False  # somebody else does
+        self._leads = True
+        self._stall.ask(reason)
+        logger.warning("%s", reason)
+        self._stall.give(self.local_views())
+        return self._conclude()
+
+    def _conclude(self, ended_by: Mapping[int, str] | None = None) -> bool:
+        views, _ = read_views(self._run_dir, now=time.time())
+        silent = self._stall.wait_for(sorted({view.host for view in views}))
+        views = known_views(self._run_dir, self._raised(), ended_by or {}, silent_hosts=silent)
+        if not views:
+            return False
+        stall = judge(views, world_size=self._world_size)
+        lines = self._stall.judge_with(stall)
+        self._reported = {view.rank: view.moment.count for view in views}
+        self._tell(stall, lines)
+        return self._stop
+
+    def _join(self, views: Sequence[RankView]) -> bool:
+        """Do the part of this node in what another monitor leads."""
+        if not self._gave and not self._leads:
+            self._gave = True
+            self._stall.give(views)
+        if not self._stall.judged:
+            return False
+        self._reported = {view.rank: view.moment.count for view in views}
+        return self._stop
+
+    def _watch_reported(self, views: Sequence[RankView]) -> bool:
+        """Under `report`, watch again once every rank has moved on."""
+        assert self._reported is not None
+        if self._stop:
+            return True
+        if all(view.moment.count != self._reported.get(view.rank) or view.state == "finished" for view in views):
+            if self._leads:
+                self._stall.put_away()
+            self._reported, self._gave, self._leads, self._lost_at = None, False, False, None
+            self._moved.clear()
+        return False
+
+    def conclude(self, ended_by: Mapping[int, str]) -> None:
+        """Judge a job of this node that has ended badly, if nobody has; `ended_by` says how processes ended."""
+        if not self._stall.judged and self._stall.claim():
+            self._stall.give(self.local_views())
+            self._conclude(ended_by)
+
+    def end_ranks(self) -> None:
+        """Kill what lives of the ranks of this node, stopped ones too."""
+        for view in self.local_views():
+            end(view.pid, view.start_ticks)
+
+
+def _lives(view: RankView) -> bool:
+    return health(view.pid, view.start_ticks) != "dead"
+
+
+def _state(view: RankView, found: str) -> RankState:
+    if view.state in ("finished", "failed"):
+        return view.state
+    states: dict[str, RankState] = {"alive": "running", "stopped": "stopped", "dead": "dead"}
+    return states.get(found, "unknown")
+
+
+def known_views(
+    run_dir: Path, raised: Sequence[Raised], ended_by: Mapping[int, str], *, silent_hosts: Collection[str] = ()
+) -> list[RankView]:
+    """Return all ranks with everything that is known of them on this machine.
+
+    A rank of a host that gives no sign counts as dead.
+    """
+    views, _ = read_views(run_dir, now=time.time())
+    states = StallDirectory(run_dir=run_dir).states()
+    reports = {report.rank: report for report in raised}
+    own = socket.gethostname()
+    found = []
+    for view in views:
+        here = health(view.pid, view.start_ticks) if view.host == own else "unknown"
+        asked = states.get(view.rank, here)
+        if view.host in silent_hosts:
+            asked = "dead"
+        found.append(
+            replace(
+                view,
+                state=_state(view, asked),
+                raised=reports.get(view.rank),
+                ended_by=ended_by.get(view.rank, ""),
+            )
+        )
+    return found

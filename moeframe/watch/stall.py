@@ -1,0 +1,146 @@
+"""The directory `stall/` of a run: who asks for evidence, what each host gives, and the verdict.
+
+Monitors of several nodes meet here alone. Who makes the directory leads: it asks (`request.json`), waits a little for
+what every host knows (`host-<name>.json`, stacks), judges, and writes `verdict.json`. All monitors then act on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moeframe.protocols.stall import Stall
+from moeframe.watch.beacon import STACK_SIGNAL, request_file, stack_file
+from moeframe.watch.processes import health, py_spy
+from moeframe.watch.ras import ask_ras
+from moeframe.watch.table import report_lines
+from moeframe.watch.view import RankView
+
+__all__ = ["StallDirectory", "read_json", "write_json"]
+
+_STACKS_S: Final = 1.5
+"""How long ranks get to write stacks and traces."""
+_HOSTS_S: Final = 5.0
+"""How long the leader waits for what other hosts know."""
+_PY_SPY_S: Final = 5.0
+_POLL_S: Final = 0.1
+
+
+def write_json(file: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write a small file whole or not at all."""
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file, None where it is missing or half written."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StallDirectory:
+    """`stall/` of a run directory."""
+
+    run_dir: Path
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.run_dir / "stall"
+
+    @property
+    def verdict_file(self) -> Path:
+        """The verdict."""
+        return self.path / "verdict.json"
+
+    def claim(self) -> bool:
+        """Make the directory; False when another monitor has."""
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            return False
+        return True
+
+    def ask(self, reason: str) -> None:
+        """Ask all monitors and ranks for what they know."""
+        write_json(request_file(self.run_dir), {"host": socket.gethostname(), "reason": reason, "time": time.time()})
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody has asked."""
+        return request_file(self.run_dir).exists()
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a verdict."""
+        return self.verdict_file.exists()
+
+    def give(self, views: Sequence[RankView]) -> None:
+        """Write what this host knows of its ranks: how their processes do, and their stacks."""
+        states = {str(view.rank): health(view.pid, view.start_ticks) for view in views}
+        sizes = {}
+        for view in views:
+            file = stack_file(self.run_dir, view.rank)
+            sizes[view.rank] = file.stat().st_size if file.exists() else 0
+            if states[str(view.rank)] == "alive" and file.exists():
+                os.kill(view.pid, STACK_SIGNAL)
+        time.sleep(_STACKS_S)
+        for view in views:
+            text = self._stack(view, states[str(view.rank)], sizes[view.rank])
+            (self.path / f"rank-{view.rank}.stack").write_text(text, encoding="utf-8")
+            native = py_spy(view.pid, _PY_SPY_S) if states[str(view.rank)] == "alive" else ""
+            if native:
+                (self.path / f"rank-{view.rank}.py-spy").write_text(native, encoding="utf-8")
+        write_json(self.path / f"host-{socket.gethostname()}.json", states)
+
+    def _stack(self, view: RankView, state: str, before: int) -> str:
+        if state != "alive":
+            return f"rank {view.rank} (process {view.pid}) is {state}: it has no stack to show\n"
+        with stack_file(self.run_dir, view.rank).open("rb") as file:
+            file.seek(before)
+            text = file.read().decode(errors="replace")
+        return text or f"rank {view.rank} (process {view.pid}) did not write its stack within {_STACKS_S:g} s\n"
+
+    def wait_for(self, hosts: Sequence[str]) -> list[str]:
+        """Wait until every host has given what it knows; return those that have not."""
+        until = time.monotonic() + _HOSTS_S
+        while True:
+            silent = [host for host in hosts if not (self.path / f"host-{host}.json").exists()]
+            if not silent or time.monotonic() > until:
+                return silent
+            time.sleep(_POLL_S)
+
+    def states(self) -> dict[int, str]:
+        """Return how the processes of ranks did when they were asked about."""
+        found: dict[int, str] = {}
+        for file in self.path.glob("host-*.json"):
+            found |= {int(rank): state for rank, state in (read_json(file) or {}).items()}
+        return found
+
+    def judge_with(self, stall: Stall) -> list[str]:
+        """Write the verdict, the table and NCCL's own report; return the lines for people."""
+        ras = ask_ras()
+        if ras:
+            (self.path / "nccl-ras.txt").write_text(ras, encoding="utf-8")
+        whole = "\n".join(report_lines(stall, shown=None))
+        (self.path / "table.txt").write_text(whole + "\n", encoding="utf-8")
+        write_json(self.verdict_file, stall.as_json())
+        return report_lines(stall)
+
+    def put_away(self) -> None:
+        """Rename the directory to `stall-<n>`, so that another one can be made."""
+        if self.path.exists():
+            number = 1
+            while self.path.with_name(f"stall-{number}").exists():
+                number += 1
+            self.path.rename(self.path.with_name(f"stall-{number}"))

@@ -1,0 +1,216 @@
+"""A rank as the judge sees it: its beacon, its process, its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moeframe.protocols.stall import RankState, StalledRank
+from moeframe.trace import Place
+from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
+
+__all__ = ["Group", "Launched", "RankView", "Raised", "read_view", "read_views"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The report of a rank that failed. `secondhand`: it only says that another rank has gone. `time`: epoch, s."""
+
+    rank: int
+    error: str
+    place: Place
+    time: float
+    secondhand: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A process group, and how many collectives a rank has launched in it. `what` is its description."""
+
+    name: str
+    what: str
+    ranks: tuple[int, ...]
+    launched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A collective or, with `p2p`, a message of one rank. `sequence` counts in the group from 1.
+
+    `sizes` and `results` are shapes of inputs and outputs.
+    """
+
+    group: str
+    what: str
+    op: str
+    sequence: int
+    p2p: bool
+    sizes: tuple[tuple[int, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    over: bool
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        shapes = ", ".join(f"{dtype} {list(size)}" for dtype, size in zip(self.dtypes, self.sizes, strict=False))
+        number = "message" if self.p2p else "collective"
+        return f"{self.op} {shapes}".rstrip() + f", {number} {self.sequence} of {self.what or 'group ' + self.group}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """Everything that is known of a rank. Times are seconds since the epoch on the rank's own host.
+
+    `still_s`: how long it has not moved. `collectives`: the last ones of every group, oldest first; None where the rank
+    could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished, None when it has
+    finished all that was launched. `deaf`: its pulse has stopped although its process runs: no
+    Python thread of it gets to run. `raised`: its own report.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    start_ticks: int
+    state: RankState
+    moment: Moment
+    since: float
+    still_s: float
+    groups: tuple[Group, ...] = ()
+    collectives: tuple[Launched, ...] | None = None
+    device: Place | None = None
+    alive_at: float = 0.0
+    """Its last sign of life: an event or a pulse."""
+    deaf: bool = False
+    raised: Raised | None = None
+    ended_by: str = ""
+    """How its process ended, in words, where that is known."""
+    fused: bool = False
+    """Whether its dispatcher communicates by kernels of its own."""
+
+    @property
+    def place(self) -> Place:
+        """Where it is: the phase that its GPU runs, if that is behind, else the place entered last."""
+        return self.device or self.moment.place
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is in the middle of `place`, not behind it."""
+        return self.device is not None or self.moment.event == "entered"
+
+    @property
+    def pending(self) -> tuple[Launched, ...]:
+        """Collectives and messages that it has launched and that are not over."""
+        return tuple(entry for entry in self.collectives or () if not entry.over)
+
+    def launched(self, group: str) -> int | None:
+        """Return how many collectives it has launched in a group; None if it does not know the group."""
+        return next((own.launched for own in self.groups if own.name == group), None)
+
+    def row(self) -> StalledRank:
+        """Return its line of a report."""
+        return StalledRank(
+            rank=self.rank,
+            host=self.host,
+            pid=self.pid,
+            state=self.state,
+            place=self.place,
+            inside=self.inside,
+            finished=self.moment.finished,
+            device=self.device,
+            still_s=round(self.still_s, 1),
+            since=datetime.fromtimestamp(self.since, tz=UTC).isoformat(timespec="seconds"),
+            waits_in="; ".join(map(str, self.pending)),
+        )
+
+
+def read_view(file: Path, *, now: float) -> RankView:
+    """Read a beacon.
+
+    Args:
+        file: the beacon.
+        now: seconds since the epoch, of the host that wrote it.
+
+    Raises:
+        BeaconError: it cannot be read; says why and names the file.
+    """
+    try:
+        data = file.read_bytes()
+        header, moment = read_header(data), read_moment(data)
+        if moment is None:
+            raise BeaconError("it holds no whole record")  # noqa: TRY301  the file is named below, as for the others
+    except OSError as error:
+        raise BeaconError(f"{file}: {error.strerror}") from error
+    except BeaconError as error:
+        raise BeaconError(f"{file}: {error}") from error
+    pulse = read_pulse(data) or {}
+    since = _wall(header, moment.at)
+    states: dict[str, RankState] = {"finished": "finished", "failed": "failed"}
+    collectives = pulse.get("collectives")
+    return RankView(
+        rank=header["rank"],
+        host=header["host"],
+        pid=header["pid"],
+        start_ticks=header["start_ticks"],
+        state=states.get(moment.life, "unknown"),
+        moment=moment,
+        since=since,
+        still_s=max(0.0, now - since),
+        groups=tuple(_group(values) for values in pulse.get("groups", ())),
+        collectives=None if collectives is None else tuple(_launched(values) for values in collectives),
+        device=_device(pulse),
+        alive_at=max(since, _wall(header, pulse["at"])) if pulse else since,
+        deaf=bool(pulse) and now - _wall(header, pulse["at"]) > _DEAF_S,
+        fused=bool(header.get("fused")),
+    )
+
+
+_DEAF_S = 5.0
+"""A pulse comes twice a second; a busy machine delays it."""
+
+
+def read_views(run_dir: Path, *, now: float) -> tuple[list[RankView], list[str]]:
+    """Return the ranks of a run in order, and a line for each beacon that cannot be read."""
+    views, problems = [], []
+    for file in sorted((run_dir / "beacons").glob("rank-*")):
+        if file.suffix:
+            continue
+        try:
+            views.append(read_view(file, now=now))
+        except BeaconError as error:
+            problems.append(str(error))
+    return sorted(views, key=lambda view: view.rank), problems
+
+
+def _wall(header: Mapping[str, Any], monotonic: float) -> float:
+    wall: float = header["wall"] + monotonic - header["monotonic"]
+    return wall
+
+
+def _device(pulse: Mapping[str, Any]) -> Place | None:
+    values: Sequence[Any] | None = pulse.get("device", {}).get("place")
+    if values is None:
+        return None
+    step, micro_batch, stage, layer, phase, direction = values
+    return Place(step=step, micro_batch=micro_batch, stage=stage, layer=layer, phase=phase, direction=direction)
+
+
+def _group(values: Mapping[str, Any]) -> Group:
+    return Group(name=values["name"], what=values["what"], ranks=expand(values["ranks"]), launched=values["launched"])
+
+
+def _launched(values: Mapping[str, Any]) -> Launched:
+    p2p = bool(values["is_p2p"])
+    return Launched(
+        group=values["group"],
+        what=values["what"],
+        op=values["op"],
+        sequence=values["p2p_seq_id" if p2p else "collective_seq_id"] or 0,
+        p2p=p2p,
+        sizes=tuple(tuple(size) for size in values["input_sizes"] or ()),
+        results=tuple(tuple(size) for size in values["output_sizes"] or ()),
+        dtypes=tuple(values["input_dtypes"] or ()),
+        over=values["over"],
+    )

@@ -16,7 +16,9 @@ from moeframe.hooks.offers import (
     Offer,
     ScheduleOffer,
     ShardingOffer,
+    ToolNeed,
 )
+from moeframe.hooks.top_level import top_level_names
 from moeframe.protocols.paths import path_field
 
 __all__ = [
@@ -31,8 +33,10 @@ __all__ = [
     "Offer",
     "ScheduleOffer",
     "ShardingOffer",
+    "ToolNeed",
     "hookimpl",
     "path_field",
+    "top_level_names",
 ]
 
 PROJECT: Final = "moeframe"

@@ -15,7 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from moeframe.hooks.entry_points import locate_module
-from moeframe.hooks.offers import ModuleNeed, Needs, Offer
+from moeframe.hooks.offers import ModuleNeed, Needs, Offer, ToolNeed
+from moeframe.hooks.top_level import top_level_names
 
 __all__ = ["unusable_reasons", "why_no_cuda"]
 
@@ -29,6 +30,7 @@ def unusable_reasons(offer: Offer, *, device_kind: str | None = None) -> tuple[s
     """
     needs = offer.needs
     reasons = [reason for need in needs.modules if (reason := _module_reason(need)) is not None]
+    reasons += [reason for tool in needs.tools if (reason := _tool_reason(tool)) is not None]
     device_reason = _device_reason(needs, device_kind)
     if device_reason is not None:
         reasons.append(device_reason)
@@ -63,13 +65,20 @@ def _driver_files() -> bool:
 
 
 def _module_reason(need: ModuleNeed) -> str | None:
+    distribution = need.distribution or need.name.partition(".")[0]
+    impostor = _impostor(need, distribution)
+    if impostor is not None:
+        return f"{impostor}. {need.install}"
     if locate_module(need.name) is None:
         return f"the module {need.name} is not installed. {need.install}"
+    return _attribute_reason(need) or _version_reason(need, distribution)
+
+
+def _version_reason(need: ModuleNeed, distribution: str) -> str | None:
     if need.version is None:
         return None
     from packaging.specifiers import SpecifierSet
 
-    distribution = need.distribution or need.name.partition(".")[0]
     try:
         found = version(distribution)
     except PackageNotFoundError:
@@ -80,6 +89,36 @@ def _module_reason(need: ModuleNeed) -> str | None:
     if SpecifierSet(need.version).contains(found, prereleases=True):
         return None
     return f"it needs {distribution} {need.version}, and {found} is installed. {need.install}"
+
+
+def _impostor(need: ModuleNeed, distribution: str) -> str | None:
+    """Return what is installed in place of the distribution under its name."""
+    if not need.impostors:
+        return None
+    try:
+        found = version(distribution)
+    except PackageNotFoundError:
+        return None
+    what = need.impostors.get(found)
+    return None if what is None else f"the installed {distribution} {found} is {what}"
+
+
+def _attribute_reason(need: ModuleNeed) -> str | None:
+    """Return a reason when the module's source shows that it binds none of the names; None when it cannot tell."""
+    names = top_level_names(need.name) if need.attributes else None
+    if names is None or names.intersection(need.attributes):
+        return None
+    wanted = " or ".join(need.attributes)
+    shown = ", ".join(sorted(name for name in names if not name.startswith("_"))[:8]) or "nothing"
+    return f"the installed module {need.name} has no {wanted} (it has {shown}). {need.install}"
+
+
+def _tool_reason(tool: ToolNeed) -> str | None:
+    homes = [Path(home) / "bin" for name in tool.homes if (home := os.environ.get(name))]
+    if any(shutil.which(tool.name, path=str(folder)) for folder in homes) or shutil.which(tool.name):
+        return None
+    looked = " and ".join(["PATH", *(f"${name}/bin" for name in tool.homes)])
+    return f"the program {tool.name} is not found on {looked}. {tool.install}"
 
 
 def _device_reason(needs: Needs, device_kind: str | None) -> str | None:

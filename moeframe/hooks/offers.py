@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from moeframe.protocols.compute import ComputeTraits
 from moeframe.protocols.data import DatasetTraits, Tokenized, TokenizeRequest
-from moeframe.protocols.dispatcher import DispatcherTraits
+from moeframe.protocols.dispatcher import Buffer, BufferRequest, DispatcherTraits
 from moeframe.protocols.precision import Precision
 from moeframe.protocols.schedule import ScheduleTraits
 from moeframe.protocols.sharding import ShardingTraits
@@ -23,6 +23,7 @@ __all__ = [
     "Offer",
     "ScheduleOffer",
     "ShardingOffer",
+    "ToolNeed",
 ]
 
 
@@ -36,12 +37,25 @@ class ModuleNeed:
     """A module that must be importable; looked for without importing it.
 
     `version` is a PEP 440 specifier for `distribution` (``>=0.6,<0.7``). `install` is one sentence on how to get it.
+    `attributes`: the module's source must bind one of these names at its top level; for several generations of a
+    library under one name. `impostors`: exact versions of `distribution` that are something else, and what they are.
     """
 
     name: str
     install: str
     distribution: str | None = None
     version: str | None = None
+    attributes: tuple[str, ...] = ()
+    impostors: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolNeed:
+    """A program that must be found: on PATH, or in ``bin`` below the folder that a variable of `homes` names."""
+
+    name: str
+    install: str
+    homes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,7 @@ class Needs:
     """What must be true of the machine. Checked before a process starts, as far as it can be known there."""
 
     modules: tuple[ModuleNeed, ...] = ()
+    tools: tuple[ToolNeed, ...] = ()
     device_kinds: tuple[str, ...] = ("cpu", "cuda")
     compute_capability: tuple[int, int] | None = None
 
@@ -73,10 +88,14 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherOffer(Offer):
-    """Offers a `Dispatcher`: ``build(options, DispatcherContext)``."""
+    """Offers a `Dispatcher`: ``build(options, DispatcherContext)``.
+
+    `buffers(options, request)` says what it holds in device memory for the whole job; None: nothing.
+    """
 
     kind: ClassVar[str] = "dispatcher"
     traits: Callable[[Any, Precision], DispatcherTraits]
+    buffers: Callable[[Any, BufferRequest], tuple[Buffer, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

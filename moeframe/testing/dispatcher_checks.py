@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -42,6 +44,9 @@ __all__ = [
 ]
 
 
+Check = TypeVar("Check", bound=Callable[..., None])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """The dispatcher under test, as it travels to the ranks."""
@@ -57,6 +62,23 @@ class Subject:
         return self.offer.traits(self.offer.options(**self.options), Precision.of(self.dtype))
 
 
+_built: list[Dispatcher] = []
+"""What the running check has built on this rank."""
+
+
+def _released(check: Check) -> Check:
+    """Have a check release what it built, in order; after a failure nothing is, since that may wait for ranks."""
+
+    @wraps(check)
+    def run(*args: Any) -> None:
+        _built.clear()
+        check(*args)
+        while _built:
+            _built.pop(0).release()
+
+    return cast("Check", run)
+
+
 class _Bench:
     """One built dispatcher on this rank, and its experts ``gate * w_e * x``."""
 
@@ -66,6 +88,8 @@ class _Bench:
         self.device = torch.device("cuda", self.rank) if subject.device == "cuda" else torch.device("cpu")
         self.dtype = Precision.of(subject.dtype).dtype("compute")
         self.high = Precision.of(subject.dtype).dtype("high")
+        per_rank = traits.experts_multiple // math.gcd(traits.experts_multiple, self.ep)
+        workload = replace(workload, num_local_experts=-(-workload.num_local_experts // per_rank) * per_rank)
         self.num_experts = num_experts or workload.num_local_experts * self.ep
         self.num_local = self.num_experts // self.ep
         self.top_k = min(workload.top_k, traits.max_topk or workload.top_k, self.num_experts)
@@ -86,6 +110,7 @@ class _Bench:
                 device=self.device,
             ),
         )
+        _built.append(self.dispatcher)
         first = self.rank * self.num_local
         self.experts = range(first, first + self.num_local)
         self.w_ED = expert_weights(self.num_experts, self.hidden)
@@ -111,8 +136,13 @@ class _Bench:
         return torch.cat([rows_RD, rows_RD.new_full((padding, self.hidden), torch.nan)])
 
 
+@_released
 def check_workload(subject: Subject, workload: str) -> None:
     """Every row arrives once, grouped by expert; output and all gradients equal the formula with difference 0."""
+    _check_workload(subject, workload)
+
+
+def _check_workload(subject: Subject, workload: str) -> None:
     bench = _Bench(subject, WORKLOADS[workload])
     for step in range(len(bench.steps)):
         place = f"{workload}, call {step}, rank {bench.rank}"
@@ -131,9 +161,9 @@ def check_workload(subject: Subject, workload: str) -> None:
         _require_equal(x_TD.detach(), inputs.x_TD.to(bench.dtype), f"{place}: x_TD after the call (changed in place)")
         _require_equal(gates_TK.detach(), inputs.gates_TK.to(bench.high), f"{place}: gates_TK after the call")
         _require_equal(ids_TK, inputs.ids_TK, f"{place}: expert ids after the call")
-    bench.dispatcher.release()
 
 
+@_released
 def check_in_flight(subject: Subject) -> None:
     """Two dispatches before the first combine, and both backward passes after both: state lives in the handles."""
     bench = _Bench(subject, WORKLOADS["rotating"])
@@ -153,6 +183,7 @@ def check_in_flight(subject: Subject) -> None:
         _require_values(bench, bench.calls(step), (*leaves, out_TD), f"dispatch {step} of two in flight")
 
 
+@_released
 def check_reused_layout(subject: Subject) -> None:
     """A layout serves several dispatches, as recomputation needs: each gives the same rows and the same output."""
     bench = _Bench(subject, WORKLOADS["balanced"])
@@ -169,6 +200,7 @@ def check_reused_layout(subject: Subject) -> None:
         _require_values(bench, calls, (x_TD, gates_TK, out_TD), place)
 
 
+@_released
 def check_accumulation(subject: Subject) -> None:
     """Expert outputs 256, 1, 1 ... of one token sum to what float32 gives; bfloat16 would stay at 256."""
     workload = Workload(name="sum", steps=WORKLOADS["balanced"].steps, num_local_experts=8, top_k=8)
@@ -185,6 +217,7 @@ def check_accumulation(subject: Subject) -> None:
     _require_equal(out_TD, expected, f"sum of the expert outputs 256 and {bench.top_k - 1} times 1")
 
 
+@_released
 def check_no_grad(subject: Subject) -> None:
     """Without gradients the output is the same and holds no graph."""
     bench = _Bench(subject, WORKLOADS["hot_expert"])
@@ -197,6 +230,7 @@ def check_no_grad(subject: Subject) -> None:
     _require_equal(out_TD, expected_values(calls, bench.rank, bench.w_ED).out_TD.to(bench.dtype), "output")
 
 
+@_released
 def check_freed_inputs(subject: Subject) -> None:
     """Where a trait says that an input is not kept, its storage can be freed before the backward."""
     bench = _Bench(subject, WORKLOADS["balanced"])
@@ -216,6 +250,7 @@ def check_freed_inputs(subject: Subject) -> None:
     _require_equal(leaf_TD.grad, torch.full_like(leaf_TD.grad, 2 * bench.top_k), "gradient after inputs were freed")
 
 
+@_released
 def check_determinism(subject: Subject) -> None:
     """Equal input gives bit-equal output and gradients, with numbers whose sums depend on their order."""
     bench = _Bench(subject, WORKLOADS["hot_expert"])
@@ -236,6 +271,7 @@ def check_determinism(subject: Subject) -> None:
         _require_equal(grad_TD, results[0][1], "gradient of a repeated call")
 
 
+@_released
 def check_static_shapes(subject: Subject) -> None:
     """The trait `static_shapes`: calls of equal size give equal numbers of rows, whatever the routing."""
     seen = []
@@ -247,6 +283,7 @@ def check_static_shapes(subject: Subject) -> None:
     _require(seen[0] == seen[1], f"static_shapes is stated, yet two routings of equal size gave {seen} rows")
 
 
+@_released
 def check_host_syncs(subject: Subject) -> None:
     """The trait `host_syncs_per_layer`: all in `layout`, none in the backward, and not more for more experts.
 
@@ -274,17 +311,19 @@ def check_host_syncs(subject: Subject) -> None:
     _require(len(counted[0]) == len(counted[1]), f"host syncs grow with the number of experts: {counted}")
 
 
+@_released
 def check_poisoned_buffers(subject: Subject) -> None:
     """With every uninitialised buffer full of NaN, results stay the same: nothing unwritten is ever read."""
     mode = torch.is_deterministic_algorithms_warn_only_enabled(), torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         for name in ("ragged", "burst") if not subject.traits.needs_equal_tokens else ("burst",):
-            check_workload(subject, name)
+            _check_workload(subject, name)
     finally:
         torch.use_deterministic_algorithms(mode[1], warn_only=mode[0])
 
 
+@_released
 def check_invalid_ids(subject: Subject) -> None:
     """Ids out of range and an expert named twice by a token raise ContractError that names token and expert."""
     bench = _Bench(subject, WORKLOADS["balanced"])

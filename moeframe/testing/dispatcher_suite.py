@@ -38,7 +38,7 @@ class DispatcherConformance:
     options: ClassVar[Mapping[str, Any]] = {}
     """Fields of the offer's options that differ from their defaults."""
     group_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4)
-    """Sizes of the ep group to test; those outside of `min_group` to `max_group` are left out."""
+    """Sizes of the ep group to test; those that the traits do not allow are left out."""
     device: ClassVar[str] = "cpu"
     """Device type of the ranks: cpu or cuda."""
     exact_dtype: ClassVar[DtypeName] = "float64"
@@ -50,8 +50,7 @@ class DispatcherConformance:
         """Run each check on every group size, and the ones that take a workload or a dtype with each."""
         if "group_size" in metafunc.fixturenames:
             traits = self.subject().traits
-            largest = traits.max_group or max(self.group_sizes)
-            sizes = [size for size in self.group_sizes if traits.min_group <= size <= largest]
+            sizes = [size for size in self.group_sizes if traits.allows_group(size)]
             metafunc.parametrize("group_size", sizes, ids=[f"ep{size}" for size in sizes])
         if "workload" in metafunc.fixturenames:
             metafunc.parametrize("workload", list(WORKLOADS))

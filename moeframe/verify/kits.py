@@ -84,7 +84,7 @@ def _dispatcher_trials(offer: Offer, device: Device, folder: Path) -> Iterator[T
     def trial(name: str, call: Callable[[], None], *rules: tuple[bool, str]) -> Iterator[Trial]:
         excluded = "; ".join(why for applies, why in rules if applies)
         for size in _GROUP_SIZES:
-            if traits.min_group <= size <= (traits.max_group or size):
+            if traits.allows_group(size):
                 yield Trial(check=name, ranks=size, call=call, excluded=excluded)
 
     for load in WORKLOADS.values():

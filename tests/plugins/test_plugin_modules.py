@@ -15,6 +15,7 @@ def test_every_first_party_package_is_found() -> None:
     assert sorted(entry_point.name for entry_point in ENTRY_POINTS) == [
         "collectives",
         "datasets",
+        "deepep",
         "pipelining",
         "schedules",
         "tensorboard",

@@ -184,5 +184,5 @@ class Dispatcher(Protocol):
         ...
 
     def release(self) -> None:
-        """Free communication buffers. Called once, at the end of the job."""
+        """Free communication buffers. Called once, on every rank, at the end of a job that has not failed."""
         ...

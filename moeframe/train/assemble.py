@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -143,7 +144,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
             stack.enter_context(poisoned())
         meshes = build_meshes(composition.degrees, device)
         dispatcher = composition.dispatcher.build(_dispatcher_context(composition, meshes))
-        stack.callback(dispatcher.release)
+        stack.push(partial(_release, dispatcher))
         compute = composition.compute.build(ComputeContext(precision=precision, device=device))
         parts = _parts(composition, compute, dispatcher, meshes)
         model = next(iter(parts.values())) if len(parts) == 1 else StagedModel(list(parts.values()))
@@ -190,6 +191,12 @@ def _require_same_backends(composition: Composition) -> None:
                 f"on_unavailable: the ranks do not choose the same backends. {'. '.join(told)}. Make the machines of "
                 "the job alike, or name the backend that all of them can use."
             )
+
+
+def _release(dispatcher: Dispatcher, kind: type[BaseException] | None, *_: object) -> None:
+    """Free communication buffers, which may take all ranks; after a failure some of them are gone."""
+    if kind is None:
+        dispatcher.release()
 
 
 def _loaded(recipe: str | Path | Recipe | LoadedRecipe, demand: bool | None) -> LoadedRecipe:  # noqa: FBT001

@@ -48,12 +48,14 @@ def test_every_phase_is_seen_forward_and_in_reverse_backward(make_model, ids):
 
 def test_who_follows_hears_where_each_backward_begins_and_nothing_changes(make_model, ids):
     model = make_model()
-    model(ids).logits.sum().backward()
+    output = model(ids)
+    (output.logits.sum() + output.mtp_logits[0].sum()).backward()
     wanted = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
     spans = Spans()
     with trace.listen(spans, backward="begin"), trace.at(step=7, micro_batch=2):
-        model(ids).logits.sum().backward()
+        output = model(ids)
+        (output.logits.sum() + output.mtp_logits[0].sum()).backward()
     assert all(
         torch.equal(a, b)
         for a, b in zip(wanted, (p.grad for p in model.parameters() if p.grad is not None), strict=True)

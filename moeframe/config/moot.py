@@ -50,6 +50,12 @@ _SWITCHES: Final = (
         instead="set debug.ledger to true",
     ),
     _Switch(
+        key="watchdog.enabled",
+        off=lambda r: not r.watchdog.enabled,
+        keys=tuple(f"watchdog.{key}" for key in ("action", "min_s", "median_steps", "first_step_s", "save_s")),
+        instead="set watchdog.enabled to true",
+    ),
+    _Switch(
         key=f"{_SCHEDULE}.constant_steps",
         off=lambda r: r.optimizer.lr_schedule.constant_steps is None and r.optimizer.lr_schedule.decay_steps > 0,
         keys=(f"{_SCHEDULE}.decay_steps",),

@@ -40,7 +40,16 @@ _AT_LEAST: Final[dict[str, int]] = {
     "optimizer.lr_schedule.decay_steps": 0,
     "optimizer.lr_schedule.min_lr_steps": 0,
 }
-_POSITIVE: Final = ("optimizer.lr", "optimizer.eps", "optimizer.clip_grad_norm", "debug.ledger_timeout_s")
+_POSITIVE: Final = (
+    "optimizer.lr",
+    "optimizer.eps",
+    "optimizer.clip_grad_norm",
+    "debug.ledger_timeout_s",
+    "watchdog.min_s",
+    "watchdog.median_steps",
+    "watchdog.first_step_s",
+    "watchdog.save_s",
+)
 _NOT_NEGATIVE: Final = ("optimizer.weight_decay", "optimizer.lr_schedule.min_lr", "optimizer.lr_schedule.final_lr")
 _MAX_SEED: Final = 2**63 - 1
 _MAX_INT: Final = 2**31 - 1

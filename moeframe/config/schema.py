@@ -25,6 +25,7 @@ __all__ = [
     "ScheduleConfig",
     "ShardingConfig",
     "TrainConfig",
+    "WatchdogConfig",
 ]
 
 BACKEND_SECTIONS: Final = ("dispatcher", "sharding", "schedule", "compute", "data")
@@ -211,6 +212,25 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchdogConfig:
+    """What happens when a rank makes no progress. A process of its own on each node watches, since a stuck rank cannot
+    report: it names the rank, layer and phase, and ends the job with exit code 1."""
+
+    enabled: bool = True
+    """Watch the job; false: a stuck job stays stuck until torch's own timeout of 10 minutes."""
+    action: Literal["stop", "report"] = "stop"
+    """stop: end the job once the verdict is written; report: write it once and let the job go on."""
+    min_s: float = 30.0
+    """Seconds without progress that are never too long."""
+    median_steps: float = 20.0
+    """A rank may stand still for as many median steps, if that is longer than `min_s`."""
+    first_step_s: float = 600.0
+    """Seconds without progress that a rank may take until its second step begins, and while torch.compile works."""
+    save_s: float = 600.0
+    """Seconds without progress while a checkpoint is being saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """How many processes `moeframe run` expects or starts."""
 
@@ -254,6 +274,7 @@ class Recipe:
     optimizer: OptimizerConfig
     train: TrainConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from moeframe.errors import Problem
     from moeframe.hooks.offers import ComputeOffer, DatasetOffer, DispatcherOffer, ScheduleOffer, ShardingOffer
     from moeframe.protocols.loads import LayerLoad
+    from moeframe.protocols.stall import Stall
     from moeframe.trace import Place
 
 hookspec = pluggy.HookspecMarker("moeframe")
@@ -77,6 +78,16 @@ def moeframe_on_step_end(step: int, metrics: Mapping[str, float | str | None], l
 @hookspec
 def moeframe_on_failure(error: BaseException, place: Place, rank: int) -> None:
     """Observe a failure: on the rank that raised, once, before it ends. What it raises itself is logged only."""
+
+
+@hookspec
+def moeframe_on_stall(run_dir: Path, stall: Stall) -> None:
+    """Observe the verdict on a job that stands still or has lost a rank, such as to call a person.
+
+    Called once a verdict, after `stall/` was written and before the job is ended; in the process that watches the job
+    and has reached the verdict (`moeframe run` itself, or under torchrun and Slurm the monitor of one node), never on a
+    rank: those are stuck. No process group is there, and no GPU should be touched. What it raises is logged only.
+    """
 
 
 @hookspec

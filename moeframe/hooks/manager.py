@@ -30,7 +30,7 @@ __all__ = ["PluginHost", "build_plugin_manager"]
 _BLOCKED: Final = "MOEFRAME_BLOCKED_PLUGINS"
 _LOG: Final = logging.getLogger(__name__)
 _OBSERVES: Final = "moeframe_on_"
-_LOGGED_ONLY: Final = frozenset({"moeframe_on_failure"})
+_LOGGED_ONLY: Final = frozenset({"moeframe_on_failure", "moeframe_on_stall"})
 _RETURNS_SEQUENCE: Final = frozenset({"moeframe_check_recipe"})
 
 
@@ -247,7 +247,7 @@ class PluginHost:
         Raises:
             TypeError: the arguments are not those of the specification (a bug of the caller).
             PluginError: an implementation raised, or returned no sequence where one is due. From the first cause.
-            JobFailedError: the same, of an observing hook. `moeframe_on_failure` only logs.
+            JobFailedError: the same, of an observing hook. `moeframe_on_failure` and `moeframe_on_stall` only log.
         """
         self._require_call(hook, arguments)
         self.load_hooks(_OBSERVES if hook.startswith(_OBSERVES) else hook)

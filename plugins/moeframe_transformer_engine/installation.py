@@ -19,31 +19,34 @@ _CORES: Final = {12: "transformer-engine-cu12", 13: "transformer-engine-cu13"}
 _ADVICE: Final[tuple[tuple[str, str], ...]] = (
     (
         r"undefined symbol: cublas",
-        "It was built for a newer cuBLAS than the one that torch brings. "
-        "Versions 2.13 to 2.19 do that beside torch 2.11. " + INSTALL,
+        "It was built for a newer cuBLAS than torch brings, as versions 2.13 to 2.19 are beside torch 2.11. " + INSTALL,
     ),
     (
-        r"lib(cublas\w*|cudart|nvrtc|cudnn\w*)\.so(\.\d+)?: cannot open shared object",
-        "A CUDA library is missing, mostly because its core is for another CUDA than torch: `[core]` alone is CUDA 12, "
-        "`[core-cu13]` CUDA 13. " + INSTALL,
+        r"lib(cublas\w*|cudart|nvrtc|cudnn\w*)\.so[.\d]*: cannot open shared object",
+        "A CUDA library is missing, mostly because its core is for another CUDA than torch: the extra `core` alone is "
+        "for CUDA 12, `core-cu13` for CUDA 13. " + INSTALL,
     ),
     (
         r"undefined symbol: _Z",
-        "Its torch part was compiled for another torch. Reinstall it beside this one: "
-        "pip install --force-reinstall --no-deps --no-build-isolation --no-cache-dir transformer-engine-torch.",
+        "Its torch part was compiled for another torch. Compile it beside this one: pip install --force-reinstall "
+        "--no-deps --no-build-isolation --no-cache-dir transformer-engine-torch.",
     ),
     (
-        r"transformer_engine_torch|[Ss]hared object file for Transformer Engine|framework extension",
-        "Its torch part is missing: the extra `pytorch` was left out, or its build failed. " + INSTALL,
+        r"[Ee]mpty `?transformer-engine|TE core package|for Transformer Engine core lib",
+        "Its core is missing: neither of the extras `core-cu12` and `core-cu13` was installed. " + INSTALL,
     ),
     (
-        r"[Vv]ersion mismatch|[Mm]ultiple .*versions|should have the same version|Found (both )?transformer[-_]engine",
-        "Its parts (transformer-engine, its core and its torch part) are of different versions. Uninstall all of them "
-        "and install them together. " + INSTALL,
+        r"No module named 'transformer_engine_torch'|for Transformer Engine torch lib",
+        "Its torch part is missing: the extra `pytorch` was left out, or compiling it failed. " + INSTALL,
     ),
     (
-        r"[Nn]o module named '(onnx\w*|einops|pydantic|nvdlfw_inspect|packaging|importlib_metadata)'",
-        "A package that it needs is missing. Install it without --no-deps. " + INSTALL,
+        r"version mismatch",
+        "Its parts (transformer-engine, its core, transformer-engine-torch) are of different versions. Uninstall all, "
+        "then install them in one command. " + INSTALL,
+    ),
+    (
+        r"No module named '(?!transformer_engine)",
+        "A package that it needs is missing: it was installed with --no-deps, or copied. " + INSTALL,
     ),
 )
 """Texts of failed imports, most telling first, and what they mean."""

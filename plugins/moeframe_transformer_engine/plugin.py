@@ -31,6 +31,8 @@ def _traits(options: TransformerEngineOptions, precision: Precision) -> ComputeT
     return ComputeTraits(
         saves_expert_input=options.precision == "bfloat16",  # FP8 saves a cast copy
         splits_expert_backward=True,
+        saves_expert_output=False,
+        saves_norm_output=False,
         dtypes=("bfloat16",),  # its float32 products round to TF32
     )
 

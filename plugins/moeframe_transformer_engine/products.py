@@ -3,7 +3,8 @@
 R rows grouped by expert, E experts (a linear layer is one expert), I and O widths of input and output. A product is
 three nodes: `_InputSide` gives the input's gradient and keeps the weights, `_WeightSide` gives the weights' gradient
 and keeps the input, `_Product` sends one gradient to both. Whoever asks for one of the two (``torch.autograd.grad``
-with `inputs`) computes only that one, and may ask for the other later.
+with `inputs`) computes only that one, and may ask for the other later; whoever postpones weight gradients
+(`moeframe.protocols.weight_gradients`) gets the second node's work.
 
 Nothing cast is kept of the weights: they are cast again in the backward, so that a sharding may free what it gathered.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from moeframe.protocols.weight_gradients import postpone
 from moeframe_transformer_engine.kernels import Kernels, Operand
 
 __all__ = ["product"]
@@ -38,9 +40,10 @@ def product(
     groups = _Groups(kernels, splits)
     grad = torch.is_grad_enabled()
     x, weights = x_RI.detach().flatten(0, -2), weight_EOI.detach()
-    operands = kernels.activations(x, groups.splits, for_weights=grad and weight_EOI.requires_grad)
     out = x.new_empty(shape)
-    kernels.forward(operands, groups.weights(weights), out.view(-1, shape[-1]), groups.splits)
+    with torch.no_grad():
+        operands = kernels.activations(x, groups.splits, for_weights=grad and weight_EOI.requires_grad)
+        kernels.forward(operands, groups.weights(weights), out.view(-1, shape[-1]), groups.splits)
     input_side = weight_side = None
     if grad and x_RI.requires_grad:
         input_side = _apply(_InputSide, x_RI, weights, groups, shape)
@@ -110,7 +113,7 @@ class _WeightSide(torch.autograd.Function):
         x: torch.Tensor,
         shape: tuple[int, ...],
     ) -> torch.Tensor:
-        ctx.groups, ctx.shape, ctx.dtype = groups, weight_EOI.shape, weight_EOI.dtype
+        ctx.groups, ctx.weight = groups, weight_EOI
         tensors, ctx.rebuild = groups.kernels.to_save(operands, x)
         ctx.save_for_backward(*tensors)
         return _token(x, shape)
@@ -119,12 +122,19 @@ class _WeightSide(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         groups: _Groups = ctx.groups
+        weight: torch.Tensor = ctx.weight
         rebuild: Callable[..., list[Operand]] = ctx.rebuild
-        make = torch.empty if all(groups.counts) else torch.zeros
-        out = make(ctx.shape, dtype=ctx.dtype, device=grad.device)
         operands = rebuild(ctx.saved_tensors, groups.splits)
-        groups.kernels.weight_gradient(operands, grad.reshape(-1, grad.shape[-1]), groups.weights(out), groups.splits)
-        return out, None, None, None, None
+
+        def gradient() -> torch.Tensor:
+            out = (torch.empty_like if all(groups.counts) else torch.zeros_like)(weight)
+            rows = grad.reshape(-1, grad.shape[-1])
+            groups.kernels.weight_gradient(operands, rows, groups.weights(out), groups.splits)
+            return out
+
+        if weight.is_leaf and postpone(lambda: weight.backward(gradient())):  # type: ignore[no-untyped-call]
+            return None, None, None, None, None
+        return gradient(), None, None, None, None
 
 
 class _Product(torch.autograd.Function):

@@ -104,6 +104,17 @@ def wheel(session: nox.Session) -> None:
         session.run(python, check, str(ROOT), *sources, external=True, env={"PYTHONPATH": "", **ONE_THREAD})
 
 
+@nox.session(default=False, venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Run what needs two GPUs, in the Python that runs nox: it holds a CUDA build of torch and the optional libraries.
+
+    Takes up to 8 minutes on two H200. Without two GPUs the tests are skipped, and say so. What was proved goes to
+    docs/matrix_gpu.json, or where MOEFRAME_GPU_RESULTS says. Arguments go to pytest.
+    """
+    environment = {"MOEFRAME_GPU_RESULTS": "docs/matrix_gpu.json", **os.environ}
+    session.run(*PYTEST, "-m", "gpu", "-rs", *session.posargs, env=environment)
+
+
 @nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """Run the tests on the lowest version of every dependency that pyproject.toml admits; arguments go to pytest.

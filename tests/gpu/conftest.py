@@ -1,0 +1,117 @@
+"""Tests that need two GPUs, and what they leave behind.
+
+``MOEFRAME_GPU_RESULTS=FILE`` has the combinations that were proved written to a file: a list of objects with
+`overrides`, `status`, `reason`, `date` and `machine`, as docs/matrix_gpu.json.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from moeframe.hooks.catalog import Catalog, unusable_reasons
+from moeframe.hooks.manager import build_plugin_manager
+from moeframe.hooks.needs import why_no_cuda
+from moeframe.testing.ranks import RankPool
+
+RESULTS = "MOEFRAME_GPU_RESULTS"
+FOLDER = Path(__file__).parent
+PROVED = pytest.StashKey[list[dict[str, object]]]()
+MEASURED = pytest.StashKey[list[str]]()
+
+
+def why_not() -> str:
+    """Return why these tests cannot run here, empty when they can. Imports no torch."""
+    missing = why_no_cuda()
+    if missing is not None:
+        return missing
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [file for file in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", file.name)]
+    number = len(devices) if visible is None else len(visible.split(","))
+    return "" if number >= 2 else f"this machine shows {number} CUDA device(s), and two are needed."
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PROVED] = []
+    config.stash[MEASURED] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = why_not()
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=f"needs two GPUs: {reason}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    measured = config.stash[MEASURED]
+    if measured:
+        terminalreporter.section("measured")
+        terminalreporter.write_line("\n".join(measured))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was proved into the file; older entries of other combinations stay."""
+    proved, name = session.config.stash[PROVED], os.environ.get(RESULTS)
+    if not proved or not name:
+        return
+    file = Path(name)
+    entries = {tuple(one["overrides"]): one for one in json.loads(file.read_text())} if file.exists() else {}
+    entries |= {tuple(one["overrides"]): one for one in proved}
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in entries.values())
+    file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Return a pool of two ranks, each on a GPU of its own (NCCL)."""
+    with RankPool(2, device="cuda") as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def require_usable() -> Callable[[str, str], None]:
+    """Return what skips a test, with the reasons, when this machine cannot use a backend."""
+    catalog = Catalog(build_plugin_manager())
+
+    def require(kind: str, name: str) -> None:
+        reasons = unusable_reasons(catalog.resolve(kind, name), device_kind="cuda")
+        if reasons:
+            pytest.skip(f"{kind} {name}: {' '.join(reasons)}")
+
+    return require
+
+
+@pytest.fixture
+def proved(request: pytest.FixtureRequest) -> Callable[[Sequence[str], str], None]:
+    """Return what notes that a combination was proved: ``proved(overrides, how)``."""
+    import torch
+
+    def note(overrides: Sequence[str], how: str) -> None:
+        number, device = torch.cuda.device_count(), torch.cuda.get_device_name()
+        request.config.stash[PROVED].append(
+            {
+                "overrides": list(overrides),
+                "status": "proved",
+                "reason": how,
+                "date": datetime.now(tz=UTC).date().isoformat(),
+                "machine": f"{number} x {device}, torch {importlib.metadata.version('torch')}",
+            }
+        )
+
+    return note
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Return what adds a line to the summary of measurements."""
+    return request.config.stash[MEASURED].append

@@ -40,6 +40,11 @@ class Subject:
         """Traits of the offer for these options."""
         return self.offer.traits(self.offer.options(**self.options), Precision.of(precision))
 
+    @property
+    def precision(self) -> DtypeName:
+        """The most exact one that the strategy knows."""
+        return "float64" if "float64" in self.traits().dtypes else "float32"
+
 
 def describe(degrees: Degrees) -> str:
     """Return a layout in words."""
@@ -66,7 +71,7 @@ class Bench:
         degrees: of the job.
         num_experts: of the toy; by default two on each ep rank.
         batches: the data; by default three micro-batches a step.
-        precision: of the toy; the reference is float64.
+        precision: of the toy, by default the most exact one that the strategy knows; the reference is float64.
         filled_as: seed of the toy's first values, when they shall differ from the reference's.
         called: what a schedule calls: the model, its units one by one, or two stages of this rank.
     """
@@ -78,7 +83,7 @@ class Bench:
         *,
         num_experts: int | None = None,
         batches: Batches | None = None,
-        precision: DtypeName = "float64",
+        precision: DtypeName | None = None,
         filled_as: int | None = None,
         called: Literal["model", "units", "stages"] = "model",
     ) -> None:
@@ -86,8 +91,9 @@ class Bench:
         rank = dist.get_rank() if dist.is_initialized() else 0
         self.device = torch.device("cuda", rank) if subject.device == "cuda" else torch.device("cpu")
         self.meshes = build_meshes(degrees, self.device)
-        self.precision = Precision.of(precision)
-        self.tolerance = TOLERANCE[precision]
+        name = precision or subject.precision
+        self.precision = Precision.of(name)
+        self.tolerance = TOLERANCE[name]
         self.place = f"{describe(degrees)}, rank {rank}"
         count = num_experts or 2 * degrees.ep
         self.batches = replace(batches or Batches(data_ranks=1), data_ranks=degrees.data_ranks)

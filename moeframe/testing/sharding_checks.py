@@ -39,7 +39,7 @@ def check_gradients(
     *,
     micro_batches: int = 3,
     num_experts: int | None = None,
-    precision: DtypeName = "float64",
+    precision: DtypeName | None = None,
 ) -> None:
     """Gradients are sums over the tokens of all ranks; zeros where no micro-batch used a parameter."""
     batches = Batches(data_ranks=degrees.data_ranks, micro_batches=micro_batches)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Final, TextIO
 
 from moeframe.errors import MoeframeDeprecationWarning, MoeframeError, RecipeError
+from moeframe.launch.output import lasting_output
 
 __all__ = ["error_text", "main", "with_resume_value"]
 
@@ -18,19 +20,33 @@ def main() -> None:
     """Run the command that the arguments name, and exit with its code.
 
     An error that moeframe raises on purpose becomes a message on stderr and its exit code; any other one is a bug and
-    shows its traceback. Old names are warned of in a line each, or refused with ``python -W error``.
+    shows its traceback. Old names are warned of in a line each, or refused with ``python -W error``. A command whose
+    output could not be written is no success, unless its reader had enough (`head`).
     """
+    with lasting_output() as output:
+        code = _run(sys.argv[1:])
+    if code == 0 and output is not None and output.error is not None and output.error.errno != errno.EPIPE:
+        sys.stderr.write(f"error: standard output cannot be written: {output.error.strerror}. Nothing else failed.\n")
+        code = 1
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code."""
     from moeframe.cli.app import app
 
     _show_deprecations()
     try:
-        app(args=with_resume_value(sys.argv[1:]), prog_name="moeframe")
+        app(args=with_resume_value(arguments), prog_name="moeframe")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except MoeframeDeprecationWarning as refused:
         sys.stderr.write(f"error: {refused}\n")
-        sys.exit(2)
+        return 2
     except MoeframeError as error:
         sys.stderr.write(f"{error_text(error)}\n")
-        sys.exit(error.exit_code)
+        return error.exit_code
+    return 0
 
 
 def _show_deprecations() -> None:
@@ -58,10 +74,13 @@ def _show_deprecations() -> None:
 def with_resume_value(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with `latest` behind a `--resume` that names no run directory.
 
-    What follows belongs to something else when it is an option, an override (``key=value``) or a recipe file.
+    What follows belongs to something else when it is an option, an override (``key=value``) or a recipe file. Behind
+    ``--`` nothing is an option.
     """
     found: list[str] = []
     for number, argument in enumerate(arguments):
+        if argument == "--":
+            return [*found, *arguments[number:]]
         found.append(argument)
         following = arguments[number + 1] if number + 1 < len(arguments) else "-"
         if argument == "--resume" and (following.startswith("-") or "=" in following or following.endswith(_YAML)):

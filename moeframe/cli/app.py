@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from moeframe.errors import UserInputError
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -18,7 +20,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False)]
+
+def _file(text: str) -> Path:
+    """Return the path that an argument says; empty, it is most often a shell variable that is not set."""
+    if not text:
+        raise UserInputError("the name of a recipe file is empty. Name a YAML file.")
+    return Path(text)
+
+
+RecipeArgument = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False, parser=_file)
+]
 OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Values that win over the file's.", show_default=False),
@@ -74,6 +86,8 @@ def _run(
     """Check a recipe, start its processes, train."""
     from moeframe.cli.run import run
 
+    if resume == "":
+        raise UserInputError("--resume= names no run directory. Use --resume alone for the newest run, or name one.")
     raise typer.Exit(run(recipe, overrides or [], _plugins(context, plugin), resume))
 
 
@@ -130,7 +144,9 @@ def _verify(
 
 @app.command("migrate")
 def _migrate(
-    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe files.", show_default=False)],
+    recipes: Annotated[
+        list[Path], typer.Argument(metavar="RECIPE...", help="Recipe files.", show_default=False, parser=_file)
+    ],
     *,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there are old keys.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show the changes instead of making them.")] = False,
@@ -161,7 +177,7 @@ def _test_plugin(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A backend, as `plugins` lists it.", show_default=False)],
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="dispatcher or sharding, if both have the name.")
+        str | None, typer.Option(metavar="KIND", help="dispatcher, sharding or schedule, if several have the name.")
     ] = None,
     plugin: PluginOption = None,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,15 +17,20 @@ from moeframe.config.old_keys import OldKeys
 from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order
 from moeframe.config.provenance import Provenance
+from moeframe.config.scalars import kind_of
 from moeframe.config.schema import BACKEND_SECTIONS, Recipe
 from moeframe.config.tree import Expression, Leaf, Origin, Tree, join
 from moeframe.config.typed import HOLE, Reader, UnknownValueError, default_of, default_tree, hints_of, tree_of
+from moeframe.config.wording import shape_of
 from moeframe.config.yaml_source import Document, parse_file, parse_value
 from moeframe.errors import Location, Problem, RecipeError
 
 __all__ = ["LoadedRecipe", "dump_recipe", "load_recipe", "read_recipe", "recipe_hash", "with_overrides"]
 
+logger = logging.getLogger(__name__)
+
 _EXTENDS: Final = "extends"
+_MOST_FILES: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +96,8 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         old_keys.translate_file(document)
     settings = old_keys.translate_overrides(settings)
     old_keys.tell(layers.files)
+    for earlier, later in _overruled(settings):
+        logger.warning("the override %s has no effect: %s comes later", earlier, later)
     syntax += old_keys.problems
     merger = Merger(default_tree(Recipe))
     for document in layers.documents:
@@ -164,19 +172,26 @@ class _Layers:
         self.files: list[str] = []
         self.problems: list[Problem] = []
         self.unreadable = False
+        self._too_many = False
 
     def collect(self, path: Path, chain: tuple[Path, ...], named_at: Location | None = None) -> None:
         """Add a file after everything it extends. `chain` holds the files that led here, from the first to the last."""
-        if path.resolve() in {file.resolve() for file in chain}:
+        if _real(path) in map(_real, chain):
             circle = " -> ".join(str(file) for file in (*chain, path))
             message = f"the recipe extends itself: {circle}."
             self._complain(message, "Remove one of the lines.", named_at)
             return
+        if len(self.files) + len(chain) >= _MOST_FILES:
+            if not self._too_many:
+                message = f"more than {_MOST_FILES} files extend one another; a file counts each time it is named."
+                self._complain(message, "Name each base once.", named_at)
+            self._too_many = True
+            return
         document = parse_file(path)
         if document.tree == {} and document.problems:
             self.unreadable = True
-            if named_at is not None and not path.is_file():
-                problem = document.problems[0]
+            problem = document.problems[0]
+            if named_at is not None and (problem.where is None or problem.where.line is None):  # it cannot be read
                 self._complain(
                     f"{path}: {problem.message}", f"{problem.fix} Paths are relative to this file.", named_at
                 )
@@ -196,17 +211,27 @@ class _Layers:
             return
         entries = extends if isinstance(extends, list) else [extends]
         for entry in entries:
-            if isinstance(entry, Leaf) and entry.text and not isinstance(entry, Expression):
+            if isinstance(entry, Leaf) and entry.text and kind_of(entry) == "text":
                 yield entry
             else:
                 where = entry.origin.where if isinstance(entry, Leaf | Expression) else None
                 where = where or (key_place.where if key_place is not None else None)
-                self._complain("must be a list of recipe files.", "Write `extends: [base.yaml]`.", where)
+                given = repr(str(entry)) if isinstance(entry, Expression) else shape_of(entry)
+                message = f"given {given}; must be a list of recipe files."
+                self._complain(message, "Write `extends: [base.yaml]`.", where)
 
     def _complain(self, message: str, fix: str, where: Location | None) -> None:
         """Add a problem with `extends`, without which there is nothing to type."""
         self.problems.append(Problem(path=_EXTENDS, message=message, fix=fix, where=where))
         self.unreadable = True
+
+
+def _real(path: Path) -> str:
+    """Return a path without symbolic links; as it is where it cannot be a path, which reading it will tell."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        return str(path)
 
 
 def _parse_override(text: str) -> tuple[str, Document]:
@@ -228,6 +253,37 @@ def _parse_override(text: str) -> tuple[str, Document]:
         return text.partition("=")[0].strip(), document
     key = key if equals else ""
     return key, Document({}, problems=[Problem(path=key, message=message, fix=fix, where=origin.where)])
+
+
+def _overruled(settings: Sequence[tuple[str, Document]]) -> Iterable[tuple[Location, Location]]:
+    """Return the overrides of which a later one replaces a value by another one, each with that one, once."""
+    given: list[tuple[Location, dict[str, Tree]]] = []
+    for key, document in settings:
+        where = document.key_places[key].where if key in document.key_places else None
+        if where is None or document.problems:
+            continue
+        values = dict(_values(document.tree, key))
+        lost = [
+            place for place, others in given if any(_replaced_by(values, path, old) for path, old in others.items())
+        ]
+        yield from ((place, where) for place in lost)
+        given = [*((place, others) for place, others in given if place not in lost), (where, values)]
+
+
+def _values(tree: Tree, path: str) -> Iterable[tuple[str, Tree]]:
+    """Return the values that a tree sets, by dotted path; a list is one value."""
+    if isinstance(tree, dict):
+        return [pair for key, value in tree.items() for pair in _values(value, join(path, key))]
+    return [(path, tree)]
+
+
+def _replaced_by(values: Mapping[str, Tree], path: str, old: Tree) -> bool:
+    """Return whether one of the values stands at a path, above or below it, and differs from what was there."""
+    for other, new in values.items():
+        same = isinstance(old, Leaf) and isinstance(new, Leaf) and (old.text, old.quoted) == (new.text, new.quoted)
+        if (other == path and not same) or path.startswith(f"{other}.") or other.startswith(f"{path}."):
+            return True
+    return False
 
 
 def _key_places(documents: Iterable[Document]) -> dict[str, Origin]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from moeframe.config.expansion import overgrown
 from moeframe.config.tree import Expression, Leaf, Tree, join
 from moeframe.errors import Location, Problem
 
@@ -30,6 +31,7 @@ class Merger:
         self._omega = OmegaConf
         self._config: Any = OmegaConf.create(defaults, flags=_FLAGS)
         self.problems: list[Problem] = []
+        self._overgrown: Mapping[str, Expression] = {}
 
     def add(self, tree: Mapping[str, Tree]) -> None:
         """Lay a recipe file over what there is."""
@@ -52,6 +54,11 @@ class Merger:
         """
         tree = self._omega.to_container(self._config, resolve=False)
         assert isinstance(tree, dict)
+        self._overgrown = overgrown(cast("dict[str, Tree]", tree))
+        for path, expression in list(self._overgrown.items())[:1]:
+            message = f"{str(expression)[:80]!r} stands for more than a recipe may hold, through other references."
+            where = expression.origin.where
+            self.problems.append(Problem(path=path, message=message, fix="Write the value.", where=where))
         made = self._resolve(tree, self._config, "")
         assert isinstance(made, dict)
         return made
@@ -125,6 +132,8 @@ class Merger:
         """Return one resolved entry, None when it cannot be resolved."""
         if isinstance(value, Leaf):
             return value
+        if path in self._overgrown:
+            return None
         if not isinstance(value, Expression):
             return self._resolve(value, config[key], path)
         from omegaconf.errors import OmegaConfBaseException

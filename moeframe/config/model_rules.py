@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from moeframe.config.schema import Recipe
-from moeframe.errors import Problem
+from moeframe.errors import Problem, UserInputError
 from moeframe.mesh.degrees import divisors
+from moeframe.model.hf_directory import HfDirectory
 
 __all__ = ["MODEL_RULES"]
 
@@ -149,13 +150,23 @@ def _yarn(recipe: Recipe) -> Iterator[Problem]:
 
 def _init_from(recipe: Recipe) -> Iterator[Problem]:
     given = recipe.model.init_from
-    if given is not None and not (Path(given) / "config.json").is_file():
+    if given is None:
+        return
+    if not (Path(given) / "config.json").is_file():
         what = "holds no config.json" if Path(given).is_dir() else "is no directory"
         yield Problem(
             path="model.init_from",
             message=f"{given} {what}; it must be a Hugging Face directory with config.json and safetensors.",
             fix="Correct the path; it is relative to the recipe file that gives it.",
         )
+        return
+    try:
+        directory = HfDirectory(given)
+    except UserInputError as error:
+        yield Problem(path="model.init_from", message=str(error), fix="")
+        return
+    for misfit in directory.misfits(recipe.model):
+        yield Problem(path=f"model.{misfit.key or 'init_from'}", message=misfit.message, fix=misfit.fix)
 
 
 MODEL_RULES: Final[tuple[Callable[[Recipe], Iterable[Problem]], ...]] = (

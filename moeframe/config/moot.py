@@ -80,6 +80,12 @@ _SWITCHES: Final = (
         instead="set model.num_nextn_predict_layers to 1 or more",
     ),
     _Switch(
+        key="model.init_from",
+        off=lambda r: r.model.init_from is None,
+        keys=("model.init_from_differs",),
+        instead="set model.init_from to the directory whose values it names",
+    ),
+    _Switch(
         key="model.topk_method",
         off=lambda r: r.model.topk_method != "noaux_tc",
         keys=("model.bias_update_speed",),

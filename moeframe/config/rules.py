@@ -54,6 +54,7 @@ _NOT_NEGATIVE: Final = ("optimizer.weight_decay", "optimizer.lr_schedule.min_lr"
 _MAX_SEED: Final = 2**63 - 1
 _MAX_INT: Final = 2**31 - 1
 _MAX_LAUNCH: Final = 2**20
+_LONGEST_NAME: Final = 255
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -86,7 +87,15 @@ def degrees_of(recipe: Recipe) -> Degrees:
 
 
 def _name(recipe: Recipe) -> Iterator[Problem]:
-    if not _NAME.fullmatch(str(recipe.name)):
+    length = len(str(recipe.name))
+    if length > _LONGEST_NAME:
+        yield Problem(
+            path="name",
+            message=f"given a name of {length} characters; run directories are named after it, and file systems take "
+            f"{_LONGEST_NAME}.",
+            fix="Shorten it.",
+        )
+    elif not _NAME.fullmatch(str(recipe.name)):
         yield Problem(
             path="name",
             message=f"given {recipe.name!r}; run directories are named after it.",
@@ -188,6 +197,17 @@ def _context_length(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+def _mtp_has_targets(recipe: Recipe) -> Iterator[Problem]:
+    length, modules = recipe.train.seq_len, recipe.model.num_nextn_predict_layers
+    if 1 <= length <= modules:
+        yield Problem(
+            path="train.seq_len",
+            message=f"given {length}; MTP module {modules} (model.num_nextn_predict_layers) predicts {modules + 1} "
+            f"tokens ahead and would find no target in a sequence.",
+            fix=f"Use {modules + 1} or more, or fewer MTP modules.",
+        )
+
+
 def _mesh(recipe: Recipe) -> Iterator[Problem]:
     if recipe.model.n_routed_experts < 1:
         return
@@ -232,6 +252,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _recompute_phases,
     _compiled,
     _context_length,
+    _mtp_has_targets,
     _mesh,
     _batch,
 )

@@ -1,7 +1,12 @@
-"""YAML text with positions: bytes in, a tree of leaves and every problem of the file out."""
+"""YAML text with positions: bytes in, a tree of leaves and every problem of the file out.
+
+A recipe is small. Files, depths and numbers of values beyond any real one are refused before they cost time or memory.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +24,10 @@ _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN_TAGS: Final = frozenset(
     f"{_TAG}{name}" for name in ("bool", "float", "int", "map", "merge", "null", "seq", "str", "timestamp", "value")
 )
+_MOST_BYTES: Final = 2**20
+_MOST_VALUES: Final = 20_000
+"""Once every alias is written out."""
+_DEEPEST: Final = 30
 _SHAPE_FIX: Final = "A recipe is a mapping of sections, such as `train: {steps: 200}`."
 
 
@@ -31,16 +40,29 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
 
+class _TooMuchError(Exception):
+    """The tree is larger than a recipe may be; the problem is told."""
+
+
+class _TooDeepError(yaml.MarkedYAMLError):
+    """A value lies deeper than a recipe goes."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Remembers the anchor that a node was written under."""
+    """Remembers the anchor that a node was written under, and goes only so deep."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.anchor_names: dict[int, str] = {}
+        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._depth > _DEEPEST:
+            raise _TooDeepError(problem=f"more than {_DEEPEST} levels of nesting", problem_mark=event.start_mark)
+        self._depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
         if getattr(event, "anchor", None) is not None:
             self.anchor_names[id(node)] = event.anchor
         return node
@@ -53,9 +75,11 @@ def parse_file(path: Path) -> Document:
     """
     file = str(path)
     try:
-        raw = path.read_bytes()
-    except OSError as error:
+        raw = _read_small(path)
+    except (OSError, ValueError) as error:
         return Document({}, problems=[_unreadable(path, error)])
+    if isinstance(raw, Problem):
+        return Document({}, problems=[raw])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -75,7 +99,7 @@ def parse_file(path: Path) -> Document:
         shape = "a list" if isinstance(node, yaml.SequenceNode) else f"the text {node.value[:40]!r}"
         builder.complain("", f"the file holds {shape}, not a recipe.", _SHAPE_FIX, builder.place(node))
     else:
-        builder.document.tree = builder.tree(node, "", None)
+        builder.document.tree = builder.whole_tree(node, "")
     return builder.document
 
 
@@ -84,21 +108,44 @@ def parse_value(text: str, path: str, origin: Origin) -> Document:
     builder = _Builder("", fixed=origin)
     node = builder.compose(text, path)
     if node is not None and not builder.document.problems:
-        builder.document.tree = builder.tree(node, path, None)
+        builder.document.tree = builder.whole_tree(node, path)
     elif node is None:
         builder.document.tree = Leaf("", quoted=False, origin=origin)
     return builder.document
 
 
-def _unreadable(path: Path, error: OSError) -> Problem:
+def _read_small(path: Path) -> bytes | Problem:
+    """Return the bytes of a regular file, or why it can be no recipe; never waits for a pipe or a device."""
+    where = Location(file=str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a pipe" if stat.S_ISFIFO(found.st_mode) else "a device"
+            message = f"this is {kind}, not a file."
+            fix = "Write the recipe to a file: every process of the job reads it."
+            return Problem(path="", message=message, fix=fix, where=where)
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        message = f"the file has {found.st_size:,} bytes; a recipe may have {_MOST_BYTES:,}."
+        return Problem(path="", message=message, fix="Name a YAML recipe.", where=where)
+    return raw
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
     """Return why a file cannot be read, with the nearest file that can."""
     from difflib import get_close_matches
 
     where = Location(file=str(path))
+    if isinstance(error, ValueError):
+        return Problem(path="", message=f"{str(path)!r} is no path: {error}.", fix="Correct it.", where=None)
     if isinstance(error, IsADirectoryError):
         return Problem(path="", message="this is a directory, not a recipe.", fix="Name a YAML file.", where=where)
     if not isinstance(error, FileNotFoundError):
-        return Problem(path="", message=f"cannot be read: {error.strerror}.", fix="Check its permissions.", where=where)
+        fix = "Check its permissions." if isinstance(error, PermissionError) else "Name a YAML file."
+        return Problem(path="", message=f"cannot be read: {error.strerror}.", fix=fix, where=where)
     siblings = sorted(found.name for found in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
     near = get_close_matches(path.name, siblings, n=1)
     if near:
@@ -120,6 +167,7 @@ class _Builder:
         self.document = Document({})
         self.anchors: dict[int, str] = {}
         self.open_nodes: list[int] = []
+        self.values = 0
 
     def complain(self, path: str, message: str, fix: str, where: Location | None) -> None:
         """Add a problem."""
@@ -147,6 +195,8 @@ class _Builder:
             if place is None and mark is not None:
                 place = Location(file=self.file, line=mark.line + 1, column=mark.column + 1)
             message, fix = _spoken(error, mark.get_snippet() if mark is not None else None)
+            if isinstance(error, _TooDeepError):
+                message, fix = f"{error.problem}.", "A recipe has a few levels."
             self.complain(path, message, fix, place)
         except yaml.reader.ReaderError as error:
             if place is None:
@@ -161,9 +211,22 @@ class _Builder:
             return node
         return None
 
+    def whole_tree(self, node: yaml.Node, path: str) -> Tree:
+        """Return the tree of the root; an empty mapping when it is more than a recipe may be."""
+        try:
+            return self.tree(node, path, None)
+        except _TooMuchError:
+            return {}
+
     def tree(self, node: yaml.Node, path: str, anchor: str | None) -> Tree:
         """Return the tree of a node; problems go to the document."""
         anchor = self.anchors.get(id(node), anchor)
+        self.values += 1
+        if self.values > _MOST_VALUES or path.count(".") > _DEEPEST:
+            what = f"{_MOST_VALUES:,} values" if self.values > _MOST_VALUES else f"{_DEEPEST} levels of nesting"
+            text = f"more than {what} once every alias is written out."
+            self.complain("", text, "A recipe has a few hundred values and a few levels.", self.place(node))
+            raise _TooMuchError
         if node.tag not in _PLAIN_TAGS:
             fix = "A recipe is data; write the plain value."
             self.complain(

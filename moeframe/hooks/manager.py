@@ -313,6 +313,8 @@ class PluginHost:
         module = plugin.module
         if module is None:
             entry_point = plugin.found.entry_point if plugin.found is not None else None
+            if entry_point is None:
+                _require_module_name(plugin.origin.target)
             module = entry_point.load() if entry_point is not None else importlib.import_module(plugin.origin.target)
         twin = next((other for other in self._plugins if other is not plugin and other.module is module), None)
         if twin is not None:
@@ -335,6 +337,15 @@ class PluginHost:
             self._manager.unregister(module)
             raise
         plugin.module, plugin.index, plugin.offers = module, index, tuple(offers)
+
+
+def _require_module_name(name: str) -> None:
+    """Refuse what no import statement could name, such as a path or nothing."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise PluginError(
+            f"{name!r} is no name of a module. Write it as an import statement does, such as my_plugin or "
+            f"package.my_plugin; the folder that holds it goes on PYTHONPATH."
+        )
 
 
 def _difference(read: Index, registered: Index) -> str:

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from moeframe.launch.environment import process_environment
+from moeframe.launch.signals import ending_signals
 
 __all__ = ["Outcome", "die_with_parent", "run_local"]
 
@@ -46,32 +47,50 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> int | None:
+def _wait_for_all(
+    processes: Sequence[subprocess.Popen[bytes]], grace_s: float, watch: Callable[[], bool], watch_every_s: float
+) -> int | None:
     """Wait until every process has ended, killing the rest after the first failure; return who failed first."""
     first_failed, failed_at = None, 0.0
+    watched_at = time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
         if first_failed is None and any(codes):
             first_failed, failed_at = next(rank for rank, code in enumerate(codes) if code), time.monotonic()
         if None not in codes:
             return first_failed
-        if first_failed is not None and time.monotonic() - failed_at > grace_s:
+        now = time.monotonic()
+        ending = first_failed is not None and now - failed_at > grace_s
+        if not ending and now - watched_at > watch_every_s:
+            ending = watch()
+            watched_at = time.monotonic()
+        if ending:
             for process in processes:
                 process.kill()
         time.sleep(_POLL_S)
 
 
-def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s: float = GRACE_S) -> Outcome:
+def run_local(
+    command: Sequence[str],
+    world_size: int,
+    log_dir: Path,
+    *,
+    grace_s: float = GRACE_S,
+    watch: Callable[[], bool] = lambda: False,
+    watch_every_s: float = 1.0,
+) -> Outcome:
     """Start `world_size` copies of `command` and wait for them.
 
-    Rank 0 shares this process's terminal; the others write to ``log_dir/rank-<n>.out``. SIGINT and SIGTERM are passed
-    on once; a second one, later than that, kills.
+    Rank 0 shares this process's terminal; the others write to ``log_dir/rank-<n>.out``. SIGINT, SIGTERM and SIGHUP
+    are passed on once; a second one, later than that, kills.
 
     Args:
         command: program and arguments, the same for every rank; the rank comes through the environment.
         world_size: number of processes.
         log_dir: existing directory.
         grace_s: seconds between the first failure and SIGKILL for the rest.
+        watch: called every `watch_every_s` seconds; True kills every process, stopped ones too.
+        watch_every_s: at least so many seconds between two calls.
 
     Returns:
         How they ended. Every process has ended when this returns.
@@ -92,7 +111,7 @@ def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s
     with ExitStack() as stack:
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moeframe-")))
         rendezvous = f"file://{meeting / 'rendezvous'}"
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             stack.callback(signal.signal, number, signal.signal(number, pass_on))
         for rank in range(world_size):
             own = process_environment(rank, world_size, rendezvous, cores=os.cpu_count() or 1)
@@ -108,6 +127,6 @@ def run_local(command: Sequence[str], world_size: int, log_dir: Path, *, grace_s
                     preexec_fn=die_with_parent,  # noqa: PLW1509
                 )
             )
-        first_failed = _wait_for_all(processes, grace_s)
+        first_failed = _wait_for_all(processes, grace_s, watch, watch_every_s)
         codes = tuple(process.wait() for process in processes)
     return Outcome(codes=codes, first_failed=first_failed, received=received)

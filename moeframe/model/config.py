@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from moeframe.protocols.paths import path_field
 
@@ -102,6 +102,28 @@ class DeepSeekV3Config:
     """null: no token is dropped. Otherwise an expert takes at most ceil(factor x S x K / E) tokens of a sequence."""
     init_from: str | None = path_field(None)
     """A Hugging Face directory (config.json and safetensors) to start from, relative to the recipe file."""
+    init_from_differs: tuple[
+        Literal[
+            "num_experts_per_tok",
+            "scoring_func",
+            "n_group",
+            "topk_group",
+            "norm_topk_prob",
+            "routed_scaling_factor",
+            "rope_theta",
+            "rope_scaling",
+            "rms_norm_eps",
+        ],
+        ...,
+    ] = ()
+    """Keys of this section that differ from config.json of init_from on purpose; any other difference is refused."""
+
+    @classmethod
+    def may_differ(cls) -> tuple[str, ...]:
+        """Return what `init_from_differs` may name: keys that change what weights compute, but not which there are."""
+        (literal, _) = get_args(get_type_hints(cls)["init_from_differs"])
+        names: tuple[str, ...] = get_args(literal)
+        return names
 
     @property
     def qk_head_dim(self) -> int:

@@ -6,9 +6,8 @@ Importable without torch.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +15,6 @@ from moeframe.errors import UserInputError
 from moeframe.model.config import DeepSeekV3Config, RopeScaling
 
 __all__ = ["HfDirectoryConfig", "parse_hf_config", "read_hf_config"]
-
-logger = logging.getLogger(__name__)
 
 FAMILY_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True},
@@ -39,17 +36,21 @@ REQUIRED_VALUES: Final[Mapping[str, Any]] = {
 RENAMED: Final[Mapping[str, str]] = {"num_mtp_layers": "num_nextn_predict_layers"}
 NULL_MEANS: Final[Mapping[str, Any]] = {"n_group": 1, "topk_group": 1, "n_shared_experts": 0}
 ABSENT_MEANS: Final[Mapping[str, Any]] = {"first_k_dense_replace": 0, "n_shared_experts": 0, "q_lora_rank": None}
-OWN_FIELDS: Final = ("family", "init_from", "rope_scaling", "rope_theta")
+OWN_FIELDS: Final = ("family", "init_from", "init_from_differs", "rope_scaling", "rope_theta")
 """Fields of `DeepSeekV3Config` that are not read by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HfDirectoryConfig:
-    """What config.json says: the model, the dtype it names, and the block shape of FP8 weights, if there are any."""
+    """What config.json says: the model, the dtype it names, the block shape of FP8 weights if there are any.
+
+    `given` holds the keys of the file: what is not among them has a default here.
+    """
 
     model: DeepSeekV3Config
     dtype: str | None
     fp8_block: tuple[int, int] | None
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def read_hf_config(directory: Path) -> HfDirectoryConfig:
@@ -87,14 +88,8 @@ def parse_hf_config(values: Mapping[str, Any], *, where: str) -> HfDirectoryConf
         problems += [f"{key}: {message} {fix}" for key, message, fix in model.problems()]
     if problems or model is None:
         raise UserInputError(f"{where}: " + "; ".join(problems))
-    if "aux_loss_alpha" not in values:
-        logger.warning(
-            "%s: no aux_loss_alpha; training uses %g for the sequence-wise balance loss (the report's value)",
-            where,
-            model.aux_loss_alpha,
-        )
     dtype = values.get("dtype", values.get("torch_dtype"))
-    return HfDirectoryConfig(model=model, dtype=dtype, fp8_block=block)
+    return HfDirectoryConfig(model=model, dtype=dtype, fp8_block=block, given=frozenset(values))
 
 
 def _unsupported(values: Mapping[str, Any]) -> list[str]:
@@ -113,15 +108,15 @@ def _by_name(values: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Return the constructor arguments that have the same name on the hub."""
     given = {RENAMED.get(key, key): value for key, value in values.items()}
     arguments: dict[str, Any] = {}
-    for field in fields(DeepSeekV3Config):
-        name = field.name
+    for spec in fields(DeepSeekV3Config):
+        name = spec.name
         if name in OWN_FIELDS:
             continue
         value = given.get(name, ABSENT_MEANS.get(name, MISSING))
         if value is None:
             value = NULL_MEANS.get(name)
         if value is MISSING:
-            if field.default is MISSING:
+            if spec.default is MISSING:
                 problems.append(f"{name} is missing")
             continue
         arguments[name] = value
@@ -144,7 +139,7 @@ def _rope(values: Mapping[str, Any], problems: list[str]) -> tuple[float, RopeSc
         return theta, None
     if section.get("attention_factor") is not None:
         problems.append("rope attention_factor is not supported: mscale and mscale_all_dim say the same")
-    known = {field.name for field in fields(RopeScaling)} - {"type"}
+    known = {spec.name for spec in fields(RopeScaling)} - {"type"}
     arguments = {key: section[key] for key in known if section.get(key) is not None}
     missing = [key for key in ("factor", "original_max_position_embeddings") if key not in arguments]
     if missing:
@@ -176,6 +171,7 @@ def differences(one: DeepSeekV3Config, other: DeepSeekV3Config) -> dict[str, tup
         "mtp_loss_weight",
         "capacity_factor",
         "init_from",
+        "init_from_differs",
         "max_position_embeddings",
         "num_nextn_predict_layers",
     }

@@ -11,7 +11,7 @@ from typing import Literal
 
 from moeframe.model.config import DeepSeekV3Config
 
-__all__ = ["Target", "hub_copies", "hub_targets"]
+__all__ = ["Target", "hub_copies", "hub_shapes", "hub_targets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,48 @@ def hub_copies(config: DeepSeekV3Config) -> dict[str, str]:
         copies[f"{hub}.embed_tokens.weight"] = "model.embed_tokens.weight"
         copies[f"{hub}.shared_head.head.weight"] = "lm_head.weight"
     return copies
+
+
+def hub_shapes(config: DeepSeekV3Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every hub tensor of the model, copies included."""
+    hidden, queries = config.hidden_size, config.num_attention_heads * config.qk_head_dim
+    by_leaf = {
+        "embed_tokens": (config.vocab_size, hidden),
+        "lm_head": (config.vocab_size, hidden),
+        "head": (config.vocab_size, hidden),
+        "q_proj": (queries, hidden),
+        "q_a_proj": (config.q_lora_rank or 0, hidden),
+        "q_a_layernorm": (config.q_lora_rank or 0,),
+        "q_b_proj": (queries, config.q_lora_rank or 0),
+        "kv_a_proj_with_mqa": (config.kv_lora_rank + config.qk_rope_head_dim, hidden),
+        "kv_a_layernorm": (config.kv_lora_rank,),
+        "kv_b_proj": (
+            config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim),
+            config.kv_lora_rank,
+        ),
+        "o_proj": (hidden, config.num_attention_heads * config.v_head_dim),
+        "gate": (config.n_routed_experts, hidden),
+        "e_score_correction_bias": (config.n_routed_experts,),
+        "eh_proj": (hidden, 2 * hidden),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in (*hub_targets(config), *hub_copies(config)):
+        module = name.removesuffix(".weight")
+        leaf = module.rpartition(".")[2]
+        if leaf in _MLP:
+            width = _mlp_width(module, config)
+            shapes[name] = (hidden, width) if leaf == "down_proj" else (width, hidden)
+        else:
+            shapes[name] = by_leaf.get(leaf, (hidden,))  # what is left are norms
+    return shapes
+
+
+def _mlp_width(module: str, config: DeepSeekV3Config) -> int:
+    """Return the inner width of a gated MLP by the name of one of its linears."""
+    if ".experts." in module:
+        return config.moe_intermediate_size
+    shared = ".shared_experts." in module
+    return config.n_shared_experts * config.moe_intermediate_size if shared else config.intermediate_size
 
 
 def _layer(hub: str, own: str, config: DeepSeekV3Config, *, is_moe: bool) -> Iterator[tuple[str, Target]]:

@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,14 +23,20 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from moeframe.errors import JobFailedError, UserInputError
 from moeframe.train.random_state import get_random_state, set_random_state
-from moeframe.train.saved import COMPLETE, complete_steps, step_directory
+from moeframe.train.saved import (
+    COMPLETE,
+    FORMAT,
+    FREE_IN_MODEL,
+    complete_steps,
+    read_description,
+    step_directory,
+    way_out,
+)
 
 if TYPE_CHECKING:
     from moeframe.train.assemble import Job
 
 __all__ = ["Checkpoints"]
-
-FORMAT: Final = 1
 
 
 class Checkpoints:
@@ -100,15 +106,16 @@ class Checkpoints:
 
         Raises:
             UserInputError: the checkpoint is of another model or format.
-            JobFailedError: a file is missing or broken; every rank raises it, naming the rank and the file.
+            JobFailedError: a file is missing or broken; every rank raises it, naming the rank, the file and the way
+                out.
         """
         path = step_directory(self._directory, step)
-        self._require_same_model(path)
+        description = read_description(self._directory, step)
+        self._require_same_model(path, description)
         state = self._model_state()
-        saved_world = json.loads((path / "job.json").read_text(encoding="utf-8"))["world_size"]
-        if saved_world == self._job.world.world_size:
+        if description["world_size"] == self._job.world.world_size:
             state |= self._own_random_state()
-        with _explained(f"checkpoint of step {step}", path):
+        with _explained(f"checkpoint of step {step}", path, way_out(self._directory, step)):
             load(state, checkpoint_id=path, process_group=self._group)
         self._job.sharded.load_state_dict(state["model"])
         self._job.sharded.load_optimizer_state_dict(self._job.optimizer, state["optimizer"])
@@ -155,19 +162,14 @@ class Checkpoints:
             (stale / COMPLETE).unlink()  # first, so that what is being deleted never looks whole
             shutil.rmtree(stale)
 
-    def _require_same_model(self, path: Path) -> None:
-        description = json.loads((path / "job.json").read_text(encoding="utf-8"))
-        if description["format"] != FORMAT:
-            raise UserInputError(
-                f"{path} has checkpoint format {description['format']}; this version reads format {FORMAT}. "
-                f"Use the version of moeframe that wrote it (environment.json of the run names it)."
-            )
-        mine = asdict(self._job.recipe.model)
-        free = {"init_from", "mtp_loss_weight", "aux_loss_alpha", "bias_update_speed"}
+    def _require_same_model(self, path: Path, description: dict[str, Any]) -> None:
+        mine = self._job.recipe.model
+        # A key that is younger than the checkpoint had its default there.
+        theirs = {spec.name: spec.default for spec in fields(mine)} | description["model"]
         different = [
-            f"model.{key}: {description['model'].get(key)!r} there, {value!r} in the recipe"
-            for key, value in mine.items()
-            if key not in free and description["model"].get(key) != json.loads(json.dumps(value))
+            f"model.{key}: {theirs[key]!r} there, {value!r} in the recipe"
+            for key, value in asdict(mine).items()
+            if key not in FREE_IN_MODEL and theirs[key] != json.loads(json.dumps(value))
         ]
         if different:
             raise UserInputError(
@@ -177,15 +179,16 @@ class Checkpoints:
 
 
 @contextmanager
-def _explained(what: str, path: Path) -> Iterator[None]:
+def _explained(what: str, path: Path, then: str = "") -> Iterator[None]:
     """Turn torch's report of failed ranks, which is no Exception, into one error with the first cause of each."""
+    then = f". {then}" if then else ""
     try:
         yield
     except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {_cause(failure)}" for rank, failure in sorted(error.failures.items()))
-        raise JobFailedError(f"{what} at {path} failed on {causes}") from error
+        raise JobFailedError(f"{what} at {path} failed on {causes}{then}") from error
     except OSError as error:
-        raise JobFailedError(f"{what} at {path} failed: {error}") from error
+        raise JobFailedError(f"{what} at {path} failed: {error}{then}") from error
 
 
 def _cause(failure: Any) -> str:

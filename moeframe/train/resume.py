@@ -18,7 +18,7 @@ from moeframe.config.schema import Recipe
 from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
 from moeframe.train.run_directory import RunDirectory
-from moeframe.train.saved import COMPLETE, complete_steps
+from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
 
 __all__ = ["LATEST", "Opened", "locked", "open_run", "prepare"]
 
@@ -26,8 +26,6 @@ LATEST = "latest"
 
 _FIXED = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.precision")
 """What must not change in a resumed run: it decides what the weights mean and which data comes next."""
-
-_FREE_IN_MODEL = frozenset({"init_from", "mtp_loss_weight", "aux_loss_alpha", "bias_update_speed"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +47,7 @@ def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
 
     Raises:
         UserInputError: there is no such run, it has no whole checkpoint, it is finished, or it trained something else.
+        JobFailedError: its last checkpoint is broken, as far as that shows without torch.
     """
     output_dir = Path(recipe.train.output_dir)
     if resume is None:
@@ -65,6 +64,7 @@ def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
             f"file). Start a new run without --resume; checkpoint.every=N saves one every N steps."
         )
     _require_same_job(recipe, run_dir)
+    read_description(run_dir.checkpoints, steps[-1])
     if steps[-1] >= recipe.train.steps:
         raise UserInputError(
             f"--resume {resume}: {run_dir.path} has a checkpoint of step {steps[-1]}, and train.steps is "
@@ -74,7 +74,9 @@ def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
 
 
 def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
-    """Write the recipe of this start, and remove reports and half checkpoints of an earlier one.
+    """Write the recipe of this start, and remove reports, beacons and half checkpoints of an earlier one.
+
+    A verdict of an earlier one stays as `stall-<n>/`.
 
     Only whoever holds the directory may do this (`locked`): half a checkpoint may be one that a running job writes.
     """
@@ -98,12 +100,19 @@ def _named(recipe: Recipe, output_dir: Path, resume: str) -> RunDirectory:
     found = [path.parent for path in (output_dir / recipe.name).glob("*/recipe.yaml")]
     whole = [path for path in found if complete_steps(path / "checkpoints")]
     if not whole:
+        trained = [path for path in found if _has_trained(path)]
+        count = f"none of the {len(trained)} runs" if trained else "no run"
         raise UserInputError(
-            f"--resume latest: none of the {len(found)} runs in {output_dir / recipe.name} has a whole checkpoint. "
-            f"Start without --resume, or name a run directory (train.output_dir and the recipe's name decide where "
-            f"latest looks)."
+            f"--resume latest: {count} in {output_dir / recipe.name} has a whole checkpoint. Start without --resume, "
+            f"or name a run directory (train.output_dir and the recipe's name decide where latest looks)."
         )
     return RunDirectory(max(whole, key=lambda path: path.name))
+
+
+def _has_trained(path: Path) -> bool:
+    """Return whether a run has finished a step; one that was refused before leaves its directory behind."""
+    metrics = RunDirectory(path).metrics_file
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def _same_launch(runs: Path, world: World) -> RunDirectory | None:
@@ -148,7 +157,7 @@ def _require_same_job(recipe: Recipe, run_dir: RunDirectory) -> None:
 
 
 def _fields(section: str, mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    free = _FREE_IN_MODEL if section == "model" else frozenset()
+    free = FREE_IN_MODEL if section == "model" else frozenset()
     return {
         f"{section}.{key}": (value, theirs[section][key]) for key, value in mine[section].items() if key not in free
     }

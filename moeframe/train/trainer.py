@@ -17,6 +17,7 @@ import torch
 from moeframe import trace
 from moeframe.config.substitutes import Substitution
 from moeframe.debug.poison import require_written_gradients
+from moeframe.launch.signals import ending_signals
 from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
 from moeframe.protocols.loads import LayerLoad
@@ -115,7 +116,7 @@ class Trainer:
     def run(self) -> Summary:
         """Train to the last step, or until a signal; validate at the end when the recipe asks for it.
 
-        SIGINT and SIGTERM set a flag that all ranks agree on at the next step boundary.
+        SIGINT, SIGTERM and SIGHUP set a flag that all ranks agree on at the next step boundary.
         """
         started = time.monotonic()
         metrics: dict[str, Any] = {}
@@ -335,7 +336,7 @@ class Trainer:
         def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
             self._stop = number
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in ending_signals()}
         try:
             yield
         finally:

@@ -11,14 +11,18 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
+from moeframe.debug.probes import TorchProbe, on_compiling
 from moeframe.errors import JobFailedError, MoeframeError
 from moeframe.launch.environment import World
 from moeframe.launch.group import this_process
+from moeframe.launch.output import lasting_output
 from moeframe.train.assemble import Job, assemble
 from moeframe.train.failure import root_cause, watching_the_others, write_failure
 from moeframe.train.resume import launch_identity
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary
+from moeframe.train.watchdog import start_beside
+from moeframe.watch.beacon import Beacon, lit
 
 __all__ = ["main", "work"]
 
@@ -47,8 +51,11 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
     world = this_process()
     _log_to(run_dir, world.rank)
     try:
-        with watching_the_others(run_dir.log_dir, world.rank):
-            return _train(run_dir, world, resume_step, plugins)
+        with (
+            lit(run_dir.path, world.rank, {"rank": world.rank, "world_size": world.world_size}) as beacon,
+            watching_the_others(run_dir.log_dir, world.rank, lambda: beacon.end(failed=True)),
+        ):
+            return _train(run_dir, world, beacon, resume_step, plugins)
     except (Exception, CheckpointException, KeyboardInterrupt) as error:
         place = trace.current()
         logger.exception("rank %d failed at %s", world.rank, place)
@@ -60,10 +67,17 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
         raise JobFailedError(f"rank {world.rank} ends because another rank has failed.\n{root.full}") from error
 
 
-def _train(run_dir: RunDirectory, world: World, resume_step: int, plugins: Sequence[str]) -> Summary:
+def _train(
+    run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int, plugins: Sequence[str]
+) -> Summary:
     job: Job | None = None
     try:
         with assemble(run_dir.recipe_file, plugins=plugins) as job:
+            beacon.probe(TorchProbe(job.meshes.device))
+            if job.recipe.train.compile:
+                on_compiling(beacon.compiling)
+            if job.recipe.watchdog.enabled and world.launcher in ("torchrun", "slurm") and world.local_rank == 0:
+                start_beside(run_dir, world, plugins)
             _record(run_dir, job)
             if world.rank == 0:
                 for one in job.composition.substitutions:
@@ -119,7 +133,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     path, step, *plugins = arguments
     try:
-        summary = work(RunDirectory(Path(path)), int(step), plugins)
+        with lasting_output():
+            summary = work(RunDirectory(Path(path)), int(step), plugins)
     except MoeframeError as error:
         return error.exit_code
     except (Exception, CheckpointException):  # noqa: BLE001  work has logged and written it

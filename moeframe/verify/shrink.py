@@ -148,6 +148,7 @@ def _model(model: DeepSeekV3Config, traits: DispatcherTraits, stages: int) -> De
         capacity_factor=None if model.capacity_factor is None else min(model.capacity_factor, 1.0),
         max_position_embeddings=max(model.max_position_embeddings, 2 * _SEQ_LEN, 2 * traits.token_multiple),
         init_from=None,
+        init_from_differs=(),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moeframe.cli import error_text, main
+from moeframe.cli import error_text, main, with_resume_value
 from moeframe.errors import MoeframeError, Problem, RecipeError
 
 ROOT = Path(__file__).parents[3]
@@ -167,3 +167,50 @@ def test_check_answers_in_half_a_second() -> None:
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
     assert min(took) < 0.5
+
+
+def test_an_empty_name_is_said_to_be_empty(moeframe) -> None:
+    for command in ("check", "explain", "run", "verify", "migrate"):
+        code, _, err = moeframe(command, "")
+        assert (code, err) == (2, "error: the name of a recipe file is empty. Name a YAML file.\n")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x.py/"])
+def test_a_plugin_that_is_no_module_name_is_said_so(moeframe, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    code, _, err = moeframe("check", TINY, "--plugin", name)
+    assert (code, f"{name!r} is no name of a module." in err) == (2, True)
+    if name:
+        monkeypatch.setenv("MOEFRAME_PLUGINS", name)
+        code, _, err = moeframe("check", TINY)
+        assert (code, f"{name!r} is no name of a module." in err) == (2, True)
+
+
+def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
+    command = f"{sys.executable} -m moeframe check {TINY}"
+    full = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
+    assert full.returncode == 1
+    assert full.stderr.startswith("error: standard output cannot be written: No space left on device.")
+    assert len(full.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("run r.yaml --resume", "run r.yaml --resume latest"),
+        ("run --resume r.yaml a=1", "run --resume latest r.yaml a=1"),
+        ("run r.yaml --resume runs/x a=1", "run r.yaml --resume runs/x a=1"),
+        ("run r.yaml --resume a=1", "run r.yaml --resume latest a=1"),
+        ("run --resume --plugin p r.yaml", "run --resume latest --plugin p r.yaml"),
+        ("run --resume -- r.yaml", "run --resume latest -- r.yaml"),
+        ("run -- r.yaml --resume", "run -- r.yaml --resume"),
+        ("run r.yaml --resume=runs/x", "run r.yaml --resume=runs/x"),
+        ("run r.yaml --resume=", "run r.yaml --resume="),
+    ],
+)
+def test_resume_without_a_directory_means_the_latest(given: str, found: str) -> None:
+    assert with_resume_value(given.split()) == found.split()
+
+
+def test_an_empty_directory_to_resume_from_is_refused(moeframe) -> None:
+    code, _, err = moeframe("run", TINY, "--resume=")
+    assert (code, err.startswith("error: --resume= names no run directory.")) == (2, True)

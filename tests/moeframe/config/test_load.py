@@ -162,6 +162,52 @@ def test_extends_in_a_circle_is_refused_with_the_circle(recipes) -> None:
     )
 
 
+def test_files_that_extend_without_end_are_refused(recipes) -> None:
+    """Two lines in each of 30 files name more bases than there is time to read."""
+    for number in range(30):
+        recipes.write(f"extends: [{number + 1}.yaml, {number + 1}.yaml]\n", f"{number}.yaml")
+    recipes.write(recipes.base, "30.yaml")
+    with pytest.raises(RecipeError, match=r"extends: more than 100 files extend one another"):
+        load_recipe("0.yaml")
+
+
+def test_a_base_that_cannot_be_read_is_told_where_it_is_named(recipes, tmp_path) -> None:
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    recipes.write(f"extends: [loop.yaml, /dev/zero, ., {'a' * 300}.yaml]\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("r.yaml")
+    lines = [str(problem) for problem in caught.value.problems]
+    assert lines[0].startswith("r.yaml:1:11: extends: loop.yaml: cannot be read: Too many levels of symbolic links.")
+    assert lines[1].startswith("r.yaml:1:22: extends: /dev/zero: this is a device, not a file.")
+    assert lines[2].startswith("r.yaml:1:33: extends: .: this is a directory, not a recipe.")
+    assert lines[3].startswith("r.yaml:1:36: extends: aaa")
+    assert "File name too long" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["train.steps=5", "train.steps=6"], "train.steps=5 has no effect: train.steps=6 comes later"),
+        (["train.steps=5", "train={steps: 6}"], "train.steps=5 has no effect: train={steps: 6} comes later"),
+        (["train={steps: 6}", "train.steps=5"], "train={steps: 6} has no effect: train.steps=5 comes later"),
+        (["optimizer.betas.0=0.8", "optimizer.betas=[0.9, 0.9]"], "optimizer.betas.0=0.8 has no effect"),
+        (
+            ["model.rope_scaling=null", "model.rope_scaling={factor: 2, original_max_position_embeddings: 9}"],
+            "=null has",
+        ),
+    ],
+)
+def test_an_override_that_a_later_one_replaces_is_told(recipes, caplog, overrides, told) -> None:
+    recipes.load("name: x", *overrides)
+    (line,) = caplog.messages
+    assert told in line
+
+
+def test_overrides_that_add_to_one_another_are_not_told(recipes, caplog) -> None:
+    recipes.load("name: x", "train.steps=5", "train.steps=5", "train={seed: 3}", "optimizer.betas.0=0.8", "name=y")
+    assert caplog.messages == []
+
+
 def test_one_base_may_be_reached_on_two_ways(recipes) -> None:
     recipes.write(recipes.base, "base.yaml")
     recipes.write("extends: base.yaml\nname: left\n", "left.yaml")
@@ -180,10 +226,10 @@ def test_a_missing_base_points_at_the_line_that_names_it(recipes) -> None:
     )
 
 
-@pytest.mark.parametrize("value", ["{a: 1}", "[[a]]", "", "[{a: b}]", "${name}"])
+@pytest.mark.parametrize("value", ["{a: 1}", "[[a]]", "", "[{a: b}]", "${name}", "[3]", "[null]", "no"])
 def test_extends_takes_files_only(recipes, value) -> None:
     recipes.write(f"extends: {value}\n")
-    with pytest.raises(RecipeError, match=r"^r\.yaml:1:\d+: extends: must be a list of recipe files\."):
+    with pytest.raises(RecipeError, match=r"^r\.yaml:1:\d+: extends: given .*; must be a list of recipe files\."):
         load_recipe("r.yaml")
 
 

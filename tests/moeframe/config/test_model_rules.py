@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import asdict
+
 import pytest
 
 from moeframe.config.rules import recipe_problems
+from moeframe.model.hf_config import read_hf_config
 
 
 def paths(base, *overrides: str) -> list[str]:
@@ -113,12 +118,47 @@ def test_the_layouts_of_the_family_are_legal(base) -> None:
         assert paths(base, *(f"model.{setting}" for setting in settings)) == []
 
 
+@pytest.fixture
+def weights(request, tmp_path) -> dict[str, str]:
+    """Put a Hugging Face directory at `weights`; return what a recipe for it says of the model."""
+    shutil.copytree(request.path.parents[2] / "data" / "dsv3_parity", tmp_path / "weights")
+    model = asdict(read_hf_config(tmp_path / "weights").model)
+    model |= {"init_from": "weights", "init_from_differs": []}
+    return {f"model.{key}": "null" if value is None else str(value).lower() for key, value in model.items()}
+
+
+def overrides_of(values: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
 def test_weights_must_be_a_hugging_face_directory(base, tmp_path) -> None:
     (tmp_path / "empty").mkdir()
-    (tmp_path / "good").mkdir()
-    (tmp_path / "good" / "config.json").write_text("{}")
-    assert paths(base, "model.init_from=good") == []
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
     (missing,) = recipe_problems(base("model.init_from=nowhere").recipe)
     assert "is no directory; it must be a Hugging Face directory" in missing.message
     (empty,) = recipe_problems(base("model.init_from=empty").recipe)
     assert "holds no config.json" in empty.message
+    (other,) = recipe_problems(base("model.init_from=other").recipe)
+    assert (other.path, "model_type = None" in other.message) == ("model.init_from", True)
+
+
+def test_weights_must_be_those_of_the_model(base, weights) -> None:
+    assert recipe_problems(base(*overrides_of(weights)).recipe) == []
+    changed = weights | {"model.rms_norm_eps": "1e-6", "model.vocab_size": "300"}
+    size, eps = recipe_problems(base(*overrides_of(changed)).recipe)
+    assert (size.path, eps.path) == ("model.vocab_size", "model.rms_norm_eps")
+    assert "given 300; " in size.message
+    assert "config.json says 256." in size.message
+    assert "init_from_differs" in eps.fix
+    assert "init_from_differs" not in size.fix
+    meant = weights | {"model.rms_norm_eps": "1e-6", "model.init_from_differs": "[rms_norm_eps]"}
+    assert recipe_problems(base(*overrides_of(meant)).recipe) == []
+
+
+def test_weights_that_are_not_all_there_are_named(base, weights, tmp_path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model.safetensors"}}
+    (tmp_path / "weights" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (problem,) = recipe_problems(base(*overrides_of(weights)).recipe)
+    assert problem.path == "model.init_from"
+    assert "tensors are missing: model.embed_tokens.weight, model.norm.weight" in problem.message

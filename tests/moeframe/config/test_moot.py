@@ -25,6 +25,7 @@ SWITCHED_OFF = [
         "model.topk_method is greedy",
     ),
     ("train: {recompute: full, recompute_phases: [attend]}", "train.recompute_phases", "train.recompute is full"),
+    ("model: {init_from_differs: [rope_theta]}", "model.init_from_differs", "model.init_from is null"),
     ("debug: {ledger_timeout_s: 5}", "debug.ledger_timeout_s", "debug.ledger is false"),
     (
         "model: {aux_loss_alpha: 0, aux_loss_selection: scores}",

@@ -77,6 +77,7 @@ def test_a_global_batch_that_the_ranks_cannot_share_names_the_nearest(base, batc
         ("train.global_batch_size=0", "train.global_batch_size"),
         ("train.micro_batch_size=-2", "train.micro_batch_size"),
         ("train.seq_len=65", "train.seq_len"),
+        (f"name={'a' * 256}", "name"),
         ("optimizer.lr=0", "optimizer.lr"),
         ("optimizer.lr=.nan", "optimizer.lr"),
         ("optimizer.eps=.inf", "optimizer.eps"),
@@ -109,3 +110,12 @@ def test_compiled_modules_are_neither_recomputed_nor_watched(base, override) -> 
 def test_rules_on_readable_values_speak_next_to_unreadable_ones(recipes) -> None:
     loaded = read_recipe(recipes.over_base("train: {steps: x, seq_len: 100, micro_batch_size: 3}\nparallel: {ep: y}"))
     assert [problem.path for problem in recipe_problems(loaded.recipe)] == ["train.seq_len", "train.micro_batch_size"]
+
+
+def test_every_mtp_module_finds_a_target_in_a_sequence(base) -> None:
+    good = base("model.num_nextn_predict_layers=2", "train.seq_len=3").recipe
+    assert recipe_problems(good) == []
+    (problem,) = recipe_problems(base("model.num_nextn_predict_layers=2", "train.seq_len=2").recipe)
+    assert problem.path == "train.seq_len"
+    assert "MTP module 2 (model.num_nextn_predict_layers) predicts 3 tokens ahead" in problem.message
+    assert "Use 3 or more" in problem.fix

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from moeframe.config.load import load_recipe
@@ -122,6 +124,41 @@ def test_a_missing_file_lists_the_recipes_next_to_it(recipes) -> None:
 def test_a_directory_is_no_recipe(recipes) -> None:
     with pytest.raises(RecipeError, match="this is a directory, not a recipe"):
         load_recipe(recipes.folder)
+
+
+def test_a_pipe_or_a_device_is_no_recipe_and_is_not_waited_for(recipes) -> None:
+    os.mkfifo(recipes.folder / "pipe")
+    with pytest.raises(RecipeError, match=r"^pipe: this is a pipe, not a file\. Write the recipe to a file"):
+        load_recipe("pipe")
+    with pytest.raises(RecipeError, match=r"^/dev/zero: this is a device, not a file\."):
+        load_recipe("/dev/zero")
+    with pytest.raises(RecipeError, match=r"^'a\\x00b' is no path: embedded null byte"):
+        load_recipe("a\0b")
+    (line,) = recipes.file_lines('extends: ["\\ud800"]')
+    assert line.startswith("r.yaml:1:11: extends: ")
+    assert "is no path: " in line
+
+
+def test_a_file_of_another_size_than_any_recipe_is_refused(recipes) -> None:
+    (line,) = recipes.file_lines(b"name: x\n" + b"#" * 2**20)
+    assert line == "r.yaml: the file has 1,048,584 bytes; a recipe may have 1,048,576. Name a YAML recipe."
+
+
+@pytest.mark.parametrize("opening", ["[", "{b: ", "- "])
+def test_a_bottomless_value_is_one_line_with_its_place(recipes, opening) -> None:
+    (line,) = recipes.file_lines("name: x\na:\n  " + opening * 5000)
+    assert line.startswith("r.yaml:3:")
+    assert "more than 30 levels of nesting." in line
+    (line,) = recipes.lines("name: x", "data.options.a=" + "[" * 5000)
+    assert "more than 30 levels of nesting." in line
+
+
+def test_aliases_that_stand_for_more_than_a_recipe_are_not_written_out(recipes) -> None:
+    lists = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 12))
+    merges = "".join(f"x{n}: &x{n} {{<<: [*x{n - 1}, *x{n - 1}], k{n}: 1}}\n" for n in range(1, 40))
+    for first, rest in (("[1, 1]", lists), ("{a: 1}", merges)):
+        (line,) = recipes.file_lines(f"x0: &x0 {first}\n{rest}")
+        assert "more than 20,000 values once every alias is written out." in line
 
 
 @pytest.mark.parametrize(

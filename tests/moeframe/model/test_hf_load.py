@@ -219,7 +219,9 @@ def test_a_directory_of_something_else_is_refused_c126(write, weights):
 
 def test_another_shape_is_refused_with_both(write, weights):
     directory = write(weights | {"lm_head.weight": torch.ones(8, 64)})
-    with pytest.raises(UserInputError, match=r"lm_head\.weight has shape \(8, 64\), the model wants \(256, 64\)"):
+    with pytest.raises(
+        UserInputError, match=r"lm_head\.weight has shape \(8, 64\), but by config\.json it has \(256, 64\)"
+    ):
         load_hf(directory)
 
 
@@ -244,11 +246,23 @@ def test_a_tensor_in_two_files_is_refused(write, weights, tmp_path):
         HfSource(directory)
 
 
-def test_a_job_may_start_from_a_directory_and_is_told_what_it_changes(fixture_dir, backends, caplog):
-    config = replace(read_hf_config(fixture_dir).model, rope_theta=50000.0)
+def test_a_missing_balance_coefficient_is_announced_where_config_json_decides_c32(write, weights, caplog):
+    directory = write(weights)
+    config = json.loads((directory / "config.json").read_text())
+    del config["aux_loss_alpha"]
+    (directory / "config.json").write_text(json.dumps(config))
     with caplog.at_level(logging.WARNING):
-        source = HfSource(fixture_dir, config)
-    assert "config.json has rope_theta = 10000.0, the model uses 50000.0" in caplog.text
+        HfSource(directory, replace(read_hf_config(directory).model, aux_loss_alpha=0.5))
+        assert not caplog.text
+        HfSource(directory)
+    assert "no aux_loss_alpha in config.json; training uses 0.0001" in caplog.text
+
+
+def test_a_job_that_computes_something_else_is_refused_unless_it_says_so(fixture_dir, backends):
+    config = replace(read_hf_config(fixture_dir).model, rope_theta=50000.0)
+    with pytest.raises(UserInputError, match=r"rope_theta: given 50000\.0; .*config\.json says 10000\.0"):
+        HfSource(fixture_dir, config)
+    config = replace(config, init_from_differs=("rope_theta",))
     model = meta_model(config, backends, precision="bfloat16")
-    fill_model(model, CPU, source=source)
+    fill_model(model, CPU, source=HfSource(fixture_dir, config))
     assert torch.equal(model.embedding.weight, load_hf(fixture_dir).embedding.weight)

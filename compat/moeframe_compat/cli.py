@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 clean, 1 findings, 2 wrong usage, 3 a release could not be read, 4 stale suppression or ledger entry.
     """
     args = _parser().parse_args(argv)
+    collecting = gc.isenabled()
+    gc.disable()  # one pass over many small objects that all stay
     try:
         return int(args.run(args))
     except CompatError as e:
@@ -26,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RecursionError) as e:
         sys.stderr.write(f"moeframe-compat: the check could not be made: {type(e).__name__}\n")
         return EXTRACTION
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,11 +13,11 @@ from moeframe_compat.model.snapshot import Snapshot
 from moeframe_compat.policy.exemptions import announce, drop_internal_modules
 from moeframe_compat.policy.exemptions import options as exemptions
 from moeframe_compat.policy.ledger import Change, apply_ledger, load_ledger, open_changes
-from moeframe_compat.policy.settings import Settings
+from moeframe_compat.policy.settings import RUNNERS, Settings
 from moeframe_compat.policy.suppressions import Suppression, apply, current_date, load_suppressions
 from moeframe_compat.policy.versions import bump, needed_bump
 from moeframe_compat.probe.complete import complete
-from moeframe_compat.probe.ledger import Execution
+from moeframe_compat.probe.ledger import Execution, ways
 from moeframe_compat.rules.base import Finding
 from moeframe_compat.rules.causes import causes
 from moeframe_compat.rules.context import Context
@@ -151,16 +151,31 @@ def compare(
 
 def _execution(ledger: list[Change], settings: Settings) -> Execution:
     """Start to execute the declared renames, where the settings say how."""
-    changes = ledger if settings.probe else []
-    return Execution(changes, settings.loader, settings.caller, settings.root)
+    return Execution(ledger if settings.probe else [], settings)
 
 
 def _verdicts(ctx: Context, ledger: list[Change], settings: Settings, running: Execution) -> dict[str, tuple[str, str]]:
     """What became of the entries whose window is open."""
-    if ledger and not settings.probe and (settings.loader or settings.caller):
-        ctx.skipped.add("DP004-DP007 for the ledger's entries: the probe is off")
+    if ledger and not settings.probe:
+        ctx.skipped.add("DP004-DP008 for the ledger's entries: the probe is off")
+    found = {label: (v.rule, v.why) for label, v in running.verdicts().items()}
+    if settings.probe:
+        found |= {c.label(): ("unknown", why) for c in ledger if (why := _cannot_run(c, settings))}
     still_open = {c.label() for c in open_changes(ledger, ctx.new_version)}
-    return {label: (v.rule, v.why) for label, v in running.verdicts().items() if label in still_open}
+    return {label: verdict for label, verdict in found.items() if label in still_open}
+
+
+def _cannot_run(change: Change, settings: Settings) -> str:
+    """Why an entry is not executed although the project has others executed; "" if it is, or cannot be by nature."""
+    key = {"config": "loader", "recipe": "loader", "python": "caller", "checkpoint": "restorer", "cli": "runner"}
+    needed = key.get(change.surface, "")
+    if change.kind not in ("rename", "move") or not needed or ways(change, settings):
+        return ""
+    if change.surface == "python" and "(" not in change.old:
+        return ""  # a name: the rules look at it
+    if not any(getattr(settings, name) for name in RUNNERS):
+        return ""
+    return f"no `{needed}` in the settings runs it"
 
 
 def write_snapshot(spec: str, package: str, target: Path, settings: Settings) -> Snapshot:

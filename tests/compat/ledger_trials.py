@@ -1,4 +1,4 @@
-"""What the API check runs to see that old names work: `loader` and `caller` of `[tool.moeframe_compat]`.
+"""What the API check runs to see that old names work: `loader`, `caller` and `restorer` of `[tool.moeframe_compat]`.
 
 Runs in a process of its own that imports the tree under test, with torch stubbed.
 """
@@ -9,7 +9,8 @@ import importlib
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -46,29 +47,58 @@ RECIPE: dict[str, dict[str, Any]] = {
 """Small, because it is loaded some fifty times."""
 
 
-def resolve(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what further keys resolve to: in a file that another one extends, and as overrides.
+def from_file(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what further keys resolve to in a file that another one extends."""
+    with _folder() as folder:
+        _write(folder / "mine.yaml", config)
+        (folder / "over.yaml").write_text("extends: [mine.yaml]\n", encoding="utf-8")
+        return _load(folder / "over.yaml", [])
 
-    Raises:
-        Exception: every way refuses them; the refusal of one alone is a result, and differs from the others'.
-    """
-    with tempfile.TemporaryDirectory(prefix="moeframe-ledger-") as folder:
-        plain, mine, over = (Path(folder, name) for name in ("plain.yaml", "mine.yaml", "over.yaml"))
-        _write(plain, {})
-        _write(mine, config)
-        over.write_text("extends: [mine.yaml]\n", encoding="utf-8")
-        overrides = [
-            f"{section}.{key}={json.dumps(value)}" for section, keys in config.items() for key, value in keys.items()
-        ]
-        ways = {"file": (over, []), "override": (plain, overrides)}
-        results = {way: _load(*arguments) for way, arguments in ways.items()}
-    recipes = {way: recipe for way, (recipe, _) in results.items()}
-    if all(isinstance(recipe, Exception) for recipe in recipes.values()):
-        raise next(recipe for recipe in recipes.values() if isinstance(recipe, Exception))
-    told = {len(messages) for _, messages in results.values()}
-    for message in results["file"][1] if len(told) == 1 else ():  # no warning at all where the ways differ
-        warnings.warn(message, stacklevel=2)
-    return recipes
+
+def from_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what further keys resolve to as overrides."""
+    with _folder() as folder:
+        _write(folder / "plain.yaml", {})
+        return _load(folder / "plain.yaml", _overrides(config))
+
+
+def from_command_line(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what further keys resolve to as arguments of a command."""
+    from moeframe.cli.app import app
+
+    check = importlib.import_module("moeframe.cli.check")
+    _new_process()
+    with _folder() as folder, patch.multiple(check, compose=_reach, build_plugin_manager=_anything, Catalog=_anything):
+        _write(folder / "plain.yaml", {})
+        try:
+            app(["check", str(folder / "plain.yaml"), *_overrides(config)], standalone_mode=False)
+        except _ReachedError as reached:
+            recipe: dict[str, Any] = reached.args[0]
+            return recipe
+    raise AssertionError("the command composed nothing")
+
+
+def from_saved_run(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what further keys resolve to in the recipe that a run has saved, and in what its checkpoints say of it."""
+    from moeframe.checkpoint_names import recipe_section
+    from moeframe.train.run_directory import RunDirectory
+
+    with _folder() as folder:
+        saved = RunDirectory(folder)
+        _write(saved.recipe_file, config)
+        recipe = _load(saved.recipe_file, [])
+    with warnings.catch_warnings():  # the recipe has told already
+        warnings.simplefilter("ignore")
+        sections = {section: recipe_section(section, keys) for section, keys in config.items()}
+    return {"recipe": recipe, "checkpoint": sections}
+
+
+def restore(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a checkpoint by the names of today."""
+    from moeframe.checkpoint_names import translate
+
+    _new_process()
+    return translate(saved)
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,20 +114,21 @@ def _write(path: Path, config: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({"schema_version": 1, "name": "trial", **sections}), encoding="utf-8")
 
 
-def _load(path: Path, overrides: list[str]) -> tuple[dict[str, Any] | Exception, list[Warning]]:
-    """Return a recipe, or why it is refused, and the warnings about it."""
+def _overrides(config: Mapping[str, Any]) -> list[str]:
+    return [f"{section}.{key}={json.dumps(value)}" for section, keys in config.items() for key, value in keys.items()]
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="moeframe-ledger-") as folder:
+        yield Path(folder)
+
+
+def _load(path: Path, overrides: list[str]) -> dict[str, Any]:
     from moeframe.config.load import load_recipe
-    from moeframe.errors import RecipeError
 
     _new_process()
-    recipe: dict[str, Any] | Exception
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            recipe = asdict(load_recipe(path, overrides).recipe)
-        except RecipeError as refusal:
-            recipe = refusal
-    return recipe, [warning.message for warning in caught if isinstance(warning.message, Warning)]
+    return asdict(load_recipe(path, overrides).recipe)
 
 
 def _new_process() -> None:
@@ -111,14 +142,19 @@ class _ReachedError(Exception):
     """Carries the recipe that `assemble` is about to compose."""
 
 
+def _reach(loaded: Any, *_: Any, **__: Any) -> None:
+    """Stand in for `compose`."""
+    from moeframe.errors import RecipeError
+
+    if loaded.problems:
+        raise RecipeError(loaded.problems)
+    raise _ReachedError(asdict(loaded.recipe))
+
+
 def _assemble(arguments: Mapping[str, Any]) -> dict[str, Any]:
     assembly = importlib.import_module("moeframe.train.assemble")
-
-    def compose(loaded: Any, *_: Any, **__: Any) -> None:
-        raise _ReachedError(asdict(loaded.recipe))
-
     before = ("build_plugin_manager", "this_process", "choose_device", "Catalog")
-    with patch.multiple(assembly, compose=compose, **dict.fromkeys(before, _anything)):
+    with patch.multiple(assembly, compose=_reach, **dict.fromkeys(before, _anything)):
         try:
             assembly.assemble(_plain(), **arguments)
         except _ReachedError as reached:

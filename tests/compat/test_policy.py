@@ -176,7 +176,7 @@ def test_a_declared_rename_through_a_decorator_that_reads_the_ledger_is_trusted_
     before = "__version__ = '0.1'\ndef f(enable=False): return enable\n"
     report = compare_sources(before, READS_THE_LEDGER.format(decorator="@renamed"), ledger=DECLARED)
     assert report.breaking == []
-    assert report.skipped == ["DP004 for pkg.f(enable)"]
+    assert "DP004 for pkg.f(enable)" in report.skipped
 
 
 def test_a_declared_rename_without_its_decorator_breaks() -> None:

@@ -21,7 +21,7 @@ def entries(root: Path) -> dict[str, Verdict]:
     """Return what running the ledger of a tree shows, by the old name."""
     settings = load_settings(root / "pyproject.toml", required=True)
     changes = load_ledger(root / settings.ledger)
-    verdicts = execute(changes, settings.loader, settings.caller, root)
+    verdicts = execute(changes, settings)
     assert set(verdicts) == {change.label() for change in changes}, "an entry is never run"
     return {change.old: verdicts[change.label()] for change in changes}
 
@@ -105,7 +105,7 @@ BROKEN = {
         "settings = old_keys.translate_overrides(settings)",
         "old_keys.translate_overrides(settings)",
         KEY,
-        "DP004",
+        "DP008",
     ),
     "key beside the new one as override": (
         KEYS,
@@ -128,7 +128,7 @@ def test_a_broken_shim_is_named(tree: Path, fault: str) -> None:
     change(tree, file, (text, instead))
     settings = load_settings(tree / "pyproject.toml", required=True)
     changes = [entry for entry in load_ledger(tree / settings.ledger) if entry.old == old]
-    (verdict,) = execute(changes, settings.loader, settings.caller, tree).values()
+    (verdict,) = execute(changes, settings).values()
     assert re.fullmatch(rule, verdict.rule), verdict
 
 

@@ -106,7 +106,7 @@ class _Wanted:
             ExtractionError: No such package.
         """
         inner = self.package.replace(".", "/")
-        homes = [h for h in ("", "src/", "lib/", "python/") if self._is_home(h + inner, names)]
+        homes = [h for h in _HOMES if self._is_home(h + inner, names)]
         if not homes:
             nested = sorted(n for n in names if n.endswith((f"/{inner}/__init__.py", f"/{inner}.py")))
             homes = [nested[0][: nested[0].rindex(inner)]] if nested else []
@@ -143,12 +143,10 @@ def _directory(path: Path, label: str, wanted: _Wanted) -> Tree:
     inner = wanted.package.replace(".", "/")
     if not (path / inner).exists() and f"/{path.resolve().as_posix()}".endswith(f"/{inner}"):
         path = path.resolve().parents[inner.count("/")]
-    names = []
-    for folder, folders, found in os.walk(path):
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _SKIP)
-        base = Path(folder).relative_to(path).as_posix()
-        names += [n if base == "." else f"{base}/{n}" for n in sorted(found)]
-    tree = wanted.pick(label, names)
+    try:
+        tree = wanted.pick(label, _names(path, wanted))
+    except ExtractionError:
+        tree = wanted.pick(label, _walk(path, ""))
     try:
         for name in tree.files:
             if (path / name).stat().st_size > MAX_FILE:
@@ -159,6 +157,35 @@ def _directory(path: Path, label: str, wanted: _Wanted) -> Tree:
     return tree
 
 
+def _names(path: Path, wanted: _Wanted) -> list[str]:
+    """Files below a folder; where the package is at a usual place, only those that may matter."""
+    inner = wanted.package.replace(".", "/")
+    home = next((h for h in _HOMES if (path / h / inner).is_dir() or (path / h / f"{inner}.py").is_file()), None)
+    if home is None:
+        return _walk(path, "")
+    above = [home, *(f"{home}{inner[:i]}/" for i, letter in enumerate(inner) if letter == "/")]
+    names = [name for folder in dict.fromkeys(["", *above]) for name in _files(path, folder)]
+    folders = [f.strip("/") for f in wanted.recipes]
+    folders += [f.name for f in path.iterdir() if f.name.endswith((".dist-info", ".egg-info"))]
+    for folder in dict.fromkeys([home + inner, *sorted(folders)]):
+        names += _walk(path, folder)
+    return names
+
+
+def _files(path: Path, folder: str) -> list[str]:
+    return sorted(f"{folder}{entry.name}" for entry in os.scandir(path / folder) if entry.is_file())
+
+
+def _walk(path: Path, start: str) -> list[str]:
+    names = []
+    for folder, folders, found in os.walk(path / start):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _SKIP)
+        base = Path(folder).relative_to(path).as_posix()
+        names += [n if base == "." else f"{base}/{n}" for n in sorted(found)]
+    return names
+
+
+_HOMES = ("", "src/", "lib/", "python/")
 _SKIP = frozenset({"__pycache__", "node_modules", "build", "dist", "venv", ".venv", "site-packages"})
 
 

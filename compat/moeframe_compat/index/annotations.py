@@ -40,7 +40,16 @@ class Type:
 
 def alternatives(index: Index, scope: str, text: str | None) -> frozenset[Type] | None:
     """The alternatives of an annotation; None if there is none, it is Any, or it cannot be understood."""
-    node = parse(text) if text else None
+    if not text:
+        return None
+    question = ("alternatives", scope, text)
+    if question not in index.memo:
+        index.memo[question] = _read(index, scope, text)
+    return index.memo[question]  # type: ignore[no-any-return]
+
+
+def _read(index: Index, scope: str, text: str) -> frozenset[Type] | None:
+    node = parse(text)
     if node is None:
         return None
     try:

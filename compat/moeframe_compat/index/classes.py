@@ -61,6 +61,13 @@ def is_dataclass(index: Index, cls: Found) -> bool:
 
 def dataclass_flags(index: Index, cls: Found) -> dict[str, bool] | None:
     """The flags of a dataclass decorator, None if there is none."""
+    question = ("dataclass flags", cls.path)
+    if question not in index.memo:
+        index.memo[question] = _read_flags(index, cls)
+    return index.memo[question]  # type: ignore[no-any-return]
+
+
+def _read_flags(index: Index, cls: Found) -> dict[str, bool] | None:
     assert isinstance(cls.obj, Class)
     for d in cls.obj.decorators:
         path = index.decorator_path(cls.module, d.path)
@@ -83,6 +90,13 @@ def dataclass_ancestors(index: Index, cls: Found) -> list[Found]:
 
 def fields(index: Index, cls: Found) -> list[Field]:
     """Fields of a dataclass, inherited ones first, in the order of the constructor."""
+    question = ("fields", cls.path)
+    if question not in index.memo:
+        index.memo[question] = _read_fields(index, cls)
+    return list(index.memo[question])
+
+
+def _read_fields(index: Index, cls: Found) -> list[Field]:
     out: dict[str, Field] = {}
     for owner in reversed(index.mro(cls)):
         if isinstance(owner.obj, Class):

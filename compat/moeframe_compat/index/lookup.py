@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 from moeframe_compat.index.builtin_types import ancestors
 from moeframe_compat.model.objects import Alias, Attribute, Class, Function, Member, Module
@@ -39,6 +40,9 @@ class Index:
         self._replaced = {name: (m.path, text) for m in self.modules.values() for name, text in m.replaced.items()}
         self._mro: dict[str, list[Found]] = {}
         self._cache: dict[str, Found | None] = {}
+        self._names: dict[tuple[str, str], Found | None] = {}
+        self.memo: dict[tuple[str, ...], Any] = {}
+        """What other questions about this release gave, by question and subject."""
 
     def find(self, path: str, depth: int = 0) -> Found | None:
         """The object at a dotted path; None if there is none, or nobody can tell."""
@@ -151,8 +155,15 @@ class Index:
                 return Found(target.path, target.module, target.obj, made.type_checking, made.branch)
         return Found(path, module, made, made.type_checking, made.branch)
 
-    def name(self, scope: str, text: str, depth: int = 0) -> Found | None:  # noqa: PLR0911 - the steps of the search
+    def name(self, scope: str, text: str, depth: int = 0) -> Found | None:
         """What a dotted name means inside a module or class: a member, an import, a builtin, or something outside."""
+        if depth:
+            return self._name(scope, text, depth)
+        if (scope, text) not in self._names:
+            self._names[scope, text] = self._name(scope, text, depth)
+        return self._names[scope, text]
+
+    def _name(self, scope: str, text: str, depth: int) -> Found | None:  # noqa: PLR0911 - the steps of the search
         first, _, rest = text.partition(".")
         owner, inner = self._module_of(scope)
         while inner:

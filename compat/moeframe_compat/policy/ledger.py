@@ -42,6 +42,7 @@ _REMOVALS = {
     "PA005",
     "PY108",
     "PL002",
+    "DP008",
 }
 _SENTINELS = {"PY109"}
 """What a working shim changes: its old parameter defaults to a mark that says "not given"."""
@@ -161,9 +162,12 @@ def apply_ledger(ctx: Context, changes: list[Change], verdicts: dict[str, tuple[
                 else:
                     until = f" until {c.remove_in}" if c.remove_in else ""
                     f.notes.append(f"the ledger promises that the old spelling works{until}: it does not")
-        _consistent(ctx, c, due=due)
-        _executed(ctx, c, (verdicts or {}).get(c.label()))
-        if not hits and _unknown(ctx, c):
+        verdict = (verdicts or {}).get(c.label())
+        seen = c.surface == "checkpoint" and verdict is not None and verdict[0] != "unknown"
+        if not seen:  # names of saved state may be made at run time: what ran is known
+            _consistent(ctx, c, due=due)
+        _executed(ctx, c, verdict)
+        if not hits and not seen and _unknown(ctx, c):
             stale.append(f"ledger entry {c.label()}: neither release knows the name, delete it")
     return stale
 
@@ -186,7 +190,7 @@ def _executed(ctx: Context, c: Change, verdict: tuple[str, str] | None) -> None:
         return
     rule, why = verdict
     if rule == "unknown":
-        ctx.skipped.add(f"DP004-DP007 for {c.label()}: {why}")
+        ctx.skipped.add(f"DP004-DP008 for {c.label()}: {why}")
         return
     ctx.emit(
         rule,

@@ -11,6 +11,9 @@ from moeframe_compat.errors import UsageError
 from moeframe_compat.model.surfaces import Declared
 from moeframe_compat.rules.base import SEVERITIES, catalogue
 
+RUNNERS = ("loader", "caller", "restorer", "runner")
+"""Keys that name functions which take both spellings of a declared change: a text, or a list."""
+
 
 @dataclass(slots=True)
 class Settings:
@@ -35,9 +38,10 @@ class Settings:
         nominal: Dotted prefixes of Protocols that implementers are told to inherit from, so that they get new members
             that have a body.
         probe: Ask the running package where reading it is not enough.
-        loader: `module:function` or `path/file.py:function` that turns a mapping into a resolved config, for the probe.
-        caller: The same for what calls an object, given by its dotted name, with a mapping of keywords, and returns
-            what it made of them.
+        loader: What takes declared recipe keys in both spellings, one function or several; see `probe.ledger`.
+        caller: The same for parameters.
+        restorer: The same for names of saved state.
+        runner: The same for options of commands.
     """
 
     package: str = ""
@@ -54,8 +58,10 @@ class Settings:
     modules_off: list[str] = field(default_factory=list)
     nominal: list[str] = field(default_factory=list)
     probe: bool = True
-    loader: str = ""
-    caller: str = ""
+    loader: list[str] = field(default_factory=list)
+    caller: list[str] = field(default_factory=list)
+    restorer: list[str] = field(default_factory=list)
+    runner: list[str] = field(default_factory=list)
     root: Path = field(default_factory=Path)
 
     def declared(self) -> Declared:
@@ -106,6 +112,8 @@ def _parse(table: dict[str, Any], path: Path) -> Settings:
             raise UsageError(
                 f"{path.name}: [tool.moeframe_compat] {name}: unknown key; known: {', '.join(sorted(known))}"
             )
+        if name in RUNNERS and isinstance(value, str):
+            value = [value]  # noqa: PLW2901 - one is a list of one
         if type(value) is not type(getattr(made, name)):
             want = type(getattr(made, name)).__name__
             raise UsageError(f"{path.name}: [tool.moeframe_compat] {name} = {value!r}: expected a {want}")

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,22 @@ def _load(run: Run, *pairs: tuple[str, Any]) -> tuple[str, list[str]]:
     ]
 
 
+def _judge_all(entry: dict[str, Any], root: str, values: list[Any]) -> tuple[str, str]:
+    """The worst of the ways; one that lacks what another has is a surface without the alias."""
+    found = {way: _judge(_run(entry, way, root), entry, values) for way in entry["ways"]}
+    bad = {way: verdict for way, verdict in found.items() if verdict[0]}
+    if not bad:
+        return "", "the old spelling gives what the new one gives"
+    way, (rule, why) = next(((w, v) for w, v in bad.items() if v[0] != "unknown"), next(iter(bad.items())))
+    if len(found) == 1:
+        return rule, why
+    name = way.rpartition(":")[2]
+    good = [w.rpartition(":")[2] for w in found if w not in bad]
+    if good and rule in ("DP001", "DP005"):
+        return "DP008", f"{name} lacks the old name, {' and '.join(good)} has it: {why}"
+    return rule, f"{name}: {why}"
+
+
 def _judge(run: Run, entry: dict[str, Any], values: list[Any]) -> tuple[str, str]:  # noqa: PLR0911 - verdicts
     old, new, table = entry["old"], entry["new"], entry["map"]
     base, _ = _load(run)
@@ -61,7 +78,7 @@ def _judge(run: Run, entry: dict[str, Any], values: list[Any]) -> tuple[str, str
         if got != wanted:
             lost = got == base and wanted != base
             return ("DP005" if lost and value else "DP004"), f"{old}: {value!r} is not what {new}: {mapped!r} gives"
-        named = [w for w in warned if old.rpartition(".")[2] in w and new.rpartition(".")[2] in w]
+        named = [w for w in warned if _last(old) in w and _last(new) in w]
         if len(named) != 1:
             return "DP006", f"{old} gives {len(named)} warnings that name both spellings, one is due"
     if not tried:
@@ -70,6 +87,10 @@ def _judge(run: Run, entry: dict[str, Any], values: list[Any]) -> tuple[str, str
     if not both.startswith("raised"):
         return "DP007", f"{old} and {new} with different values are accepted together"
     return "", "the old spelling gives what the new one gives"
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].lstrip("-")
 
 
 def _function(place: str, root: str) -> Callable[..., Any]:
@@ -90,11 +111,13 @@ def _module(path: Path) -> Any:
     return module
 
 
-def _run(entry: dict[str, Any], root: str) -> Run:
-    """What takes the keys of an entry: the loader, or the caller with the owner of the parameter."""
-    function = _function(entry["run"], root)
+def _run(entry: dict[str, Any], way: str, root: str) -> Run:
+    """What takes the names of an entry: with their owner, if it has one; recipe keys nested, others as they are."""
+    function = _function(way, root)
     if entry["owner"]:
         return lambda *pairs: function(entry["owner"], dict(pairs))
+    if entry["surface"] == "checkpoint":
+        return lambda *pairs: function(dict(pairs))
     return lambda *pairs: function(_nested(*pairs))
 
 
@@ -102,10 +125,14 @@ def main() -> None:
     """Answer the request in the argument."""
     request = json.loads(sys.argv[1])
     root = request["root"]
+    recorder = _module(Path(__file__).with_name("files_read.py")).Recorder()
     sys.path.insert(0, root)
     _module(Path(__file__).with_name("child.py")).stub_heavy_modules()
-    answers = {e["label"]: _judge(_run(e, root), e, request["values"]) for e in request["entries"]}
-    sys.stdout.write("\n@answers " + json.dumps(answers) + "\n")
+    with tempfile.TemporaryDirectory(prefix="moeframe-compat-") as folder:
+        tempfile.tempdir = folder
+        answers = {e["label"]: _judge_all(e, root, request["values"]) for e in request["entries"]}
+        found = {"answers": answers, "read": recorder.read(apart_from=Path(folder))}
+    sys.stdout.write("\n@answers " + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

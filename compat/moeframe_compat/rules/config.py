@@ -56,19 +56,25 @@ def key_removed(ctx: Context, path: str, new: Found, f: Field, successor: str, s
     common: dict[str, Any] = {"old": f"{f.name}: {f.annotation}", "at": ctx.new_place(new), "was": was}
     if verdict == "broken":
         return
-    works = verdict == "works"
-    severity = "info" if works else ""
-    policy = "the loader migrates it" if works else ""
+    if verdict == "works":
+        ctx.emit(
+            "DP008",
+            f"{path}.{f.name}",
+            new=successor,
+            policy="the loader migrates it",
+            why=f"recipes that set {f.name} load, but Python callers of {path.rpartition('.')[2]}({f.name}=...) fail",
+            fix=f"let the constructor take {f.name} too, with a warning",
+            audience=("caller",),
+            cause=f"rename:{f.name}->{successor}" if successor else "",
+            **common,
+        )
+        return
     if successor:
         ctx.emit(
             "CF002",
             f"{path}.{f.name}",
             new=successor,
-            severity=severity,
-            policy=policy,
-            why=f"recipes that set {f.name} fail: unknown key"
-            if not works
-            else f"Python callers of {path.rpartition('.')[2]}({f.name}=...) fail",
+            why=f"recipes that set {f.name} fail: unknown key",
             fix=f'declare it: [[rename]] surface = "config" old = "{f.name}" new = "{successor}"',
             cause=f"rename:{f.name}->{successor}",
             **common,
@@ -80,8 +86,6 @@ def key_removed(ctx: Context, path: str, new: Found, f: Field, successor: str, s
             "CF003",
             f"{path}.{f.name}",
             new=home,
-            severity=severity,
-            policy=policy,
             why=f"recipes that set {f.name} fail: unknown key; it is now {home}",
             fix=f'declare it: [[move]] surface = "config" old = "{f.name}" new = "{home}"',
             cause=f"move:{f.name}->{home}",
@@ -92,8 +96,6 @@ def key_removed(ctx: Context, path: str, new: Found, f: Field, successor: str, s
         "CF001",
         f"{path}.{f.name}",
         new="",
-        severity=severity,
-        policy=policy,
         why=f"recipes that set {f.name} fail: unknown key",
         fix=f'accept and warn until its announced removal: [[remove]] surface = "config" old = "{f.name}"',
         cause=f"field:{f.owner}.{f.name}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from moeframe.errors import JobFailedError
-from moeframe.hooks.offers import DispatcherOffer, Offer, ShardingOffer
+from moeframe.hooks.offers import DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
 from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.precision import DtypeName, Precision
 from moeframe.testing.ranks import RankPool
@@ -158,6 +158,21 @@ def _sharding_trials(offer: Offer, device: Device, folder: Path) -> Iterator[Tri
         yield _on(loaded, f"load of {_words(saved)}", call)
 
 
+def _schedule_trials(offer: Offer, device: Device, folder: Path) -> Iterator[Trial]:  # noqa: ARG001  one signature
+    from moeframe.testing import schedule_checks as checks
+
+    subject = checks.Subject(offer=cast("ScheduleOffer", offer), options={}, device=device)
+    yield Trial(check="plans", ranks=1, call=partial(checks.check_plans, subject))
+    yield Trial(check="numbers of micro-batches", ranks=1, call=partial(checks.check_counts, subject))
+    for size in (size for size in _GROUP_SIZES if size in checks.sizes_of(subject.traits, max(_GROUP_SIZES))):
+        for name, check in (
+            ("steps", checks.check_steps),
+            ("evaluations", checks.check_evaluation),
+            ("order", checks.check_order),
+        ):
+            yield Trial(check=name, ranks=size, call=partial(check, subject))
+
+
 def _layout(world: int, ep: int, dp_replicate: int = 1, pp: int = 1) -> Degrees:
     return Degrees(world=world, pp=pp, dp_replicate=dp_replicate, ep=ep)
 
@@ -198,5 +213,6 @@ def _on(layout: Degrees, name: str, call: Callable[[], None]) -> Trial:
 KITS: Final[dict[str, Callable[[Any, Device, Path], Iterator[Trial]]]] = {
     "dispatcher": _dispatcher_trials,
     "sharding": _sharding_trials,
+    "schedule": _schedule_trials,
 }
 """The kits by kind of offer."""

@@ -80,7 +80,12 @@ class Composition:
 
 
 def compose(
-    loaded: LoadedRecipe, catalog: Catalog, *, world_size: int | None = None, device_kind: str | None = None
+    loaded: LoadedRecipe,
+    catalog: Catalog,
+    *,
+    world_size: int | None = None,
+    device_kind: str | None = None,
+    elsewhere: bool = False,
 ) -> Composition:
     """Resolve, check and return every part of a job. Imports no torch and starts nothing.
 
@@ -89,13 +94,14 @@ def compose(
         catalog: what the plugins offer.
         world_size: processes that a launcher has started; None when nothing has.
         device_kind: ``cpu`` or ``cuda``, what the job will run on; None when that is not known yet.
+        elsewhere: the job will run on another machine, so what this one lacks is no problem, and nothing is replaced.
 
     Raises:
         RecipeError: with every problem. When a plugin is the cause, its error is the ``__cause__``.
         TopologyError: nothing is wrong but the number of processes.
         PluginError: a plugin's check of the recipe raised.
     """
-    composer = _Composer(loaded, catalog, device_kind)
+    composer = _Composer(loaded, catalog, device_kind, elsewhere=elsewhere)
     composition = composer.compose()
     topology = _topology_problem(loaded.recipe, world_size)
     if topology is not None:
@@ -111,8 +117,11 @@ def compose(
 class _Composer:
     """Collects the parts and every problem with them."""
 
-    def __init__(self, loaded: LoadedRecipe, catalog: Catalog, device_kind: str | None) -> None:
+    def __init__(
+        self, loaded: LoadedRecipe, catalog: Catalog, device_kind: str | None, *, elsewhere: bool = False
+    ) -> None:
         """Start with no part."""
+        self.elsewhere = elsewhere
         self.loaded = loaded
         self.recipe = loaded.recipe
         self.catalog = catalog
@@ -165,6 +174,8 @@ class _Composer:
         name = str(section.name)
         offer = self._resolved(kind, name, f"{kind}.name")
         path = f"{kind}.options"
+        if self.elsewhere:
+            return self._typed(kind, offer, path, precision)
         substitute = self._substitute(kind, offer)
         if substitute is not None:
             self.unused[kind] = self._typed(kind, offer, path, precision)  # its options must be right all the same

@@ -11,7 +11,7 @@ from moeframe.protocols.data import DatasetTraits, Tokenized, TokenizeRequest
 from moeframe.protocols.dispatcher import Buffer, BufferRequest, DispatcherTraits
 from moeframe.protocols.precision import Precision
 from moeframe.protocols.schedule import ScheduleTraits
-from moeframe.protocols.sharding import ShardingTraits
+from moeframe.protocols.sharding import ShardingTraits, StateSpread
 
 __all__ = [
     "ComputeOffer",
@@ -100,10 +100,15 @@ class DispatcherOffer(Offer):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingOffer(Offer):
-    """Offers a `Sharding`: ``build(options)``."""
+    """Offers a `Sharding`: ``build(options)``.
+
+    `spread(options)` says how state lies on the ranks, each tensor in the dtype of the optimizer's weights; None: it
+    lies in another way.
+    """
 
     kind: ClassVar[str] = "sharding"
     traits: Callable[[Any, Precision], ShardingTraits]
+    spread: Callable[[Any], StateSpread] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moeframe.model.config import DeepSeekV3Config
 
-__all__ = ["ParameterCounts", "count_parameters", "flops_per_token"]
+__all__ = ["ParameterCounts", "attention_matrices", "count_parameters", "flops_per_token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class ParameterCounts:
     """What one token uses of `mtp`."""
 
 
-def _attention_matrices(config: DeepSeekV3Config) -> int:
+def attention_matrices(config: DeepSeekV3Config) -> int:
+    """Count the parameters of the matrices of one layer's attention."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     if config.q_lora_rank is None:
         queries = hidden * heads * config.qk_head_dim
@@ -44,7 +45,7 @@ def _attention_matrices(config: DeepSeekV3Config) -> int:
 def count_parameters(config: DeepSeekV3Config) -> ParameterCounts:
     """Count the parameters of a model."""
     hidden = config.hidden_size
-    attention = _attention_matrices(config)
+    attention = attention_matrices(config)
     norms = 2 * hidden + (config.q_lora_rank or 0) + config.kv_lora_rank
     expert = 3 * hidden * config.moe_intermediate_size
     dense_layer = attention + norms + 3 * hidden * config.intermediate_size
@@ -78,7 +79,7 @@ def flops_per_token(config: DeepSeekV3Config, seq_len: int) -> float:
     Recomputation is not counted.
     """
     hidden = config.hidden_size
-    attention = _attention_matrices(config)
+    attention = attention_matrices(config)
     head = config.vocab_size * hidden
     active_experts = config.num_experts_per_tok + config.n_shared_experts
     moe_layer = (

@@ -23,6 +23,8 @@ __all__ = [
     "ShardedModel",
     "Sharding",
     "ShardingTraits",
+    "Spread",
+    "StateSpread",
     "Unit",
 ]
 
@@ -47,6 +49,20 @@ class ShardingTraits:
     runs_phases: bool = False
     """A model may be run phase by phase: by its units' modules and `Unit.methods`, never the root, after
     `ShardedModel.hold_gradients`, and with a backward for each phase."""
+
+
+Spread = Literal["whole", "replica", "all"]
+"""Which ranks share a tensor. whole: none, each holds all of it; replica: those of one replica of the sharded model
+(`dp_shard`, for experts `edp_shard`); all: all data ranks (`dp`, for experts `edp`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpread:
+    """How what a job holds between steps lies on the ranks; gradients: at the end of the last backward."""
+
+    parameters: Spread
+    gradients: Spread
+    optimizer: Spread
 
 
 @dataclass(frozen=True, kw_only=True)

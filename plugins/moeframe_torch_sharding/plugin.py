@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moeframe.hooks import ShardingOffer, hookimpl
-from moeframe.protocols.sharding import ShardingTraits
+from moeframe.protocols.sharding import ShardingTraits, StateSpread
 from moeframe_torch_sharding.options import Fsdp2Options, ReplicateOptions, Zero1Options
 
 if TYPE_CHECKING:
@@ -55,6 +55,18 @@ def _nothing_freed(options: Fsdp2Options) -> bool:
     return not options.reshard_after_forward and not options.reshards_experts
 
 
+def _replicate_spread(options: ReplicateOptions) -> StateSpread:  # noqa: ARG001
+    return StateSpread(parameters="whole", gradients="whole", optimizer="whole")
+
+
+def _zero1_spread(options: Zero1Options) -> StateSpread:  # noqa: ARG001
+    return StateSpread(parameters="whole", gradients="whole", optimizer="all")
+
+
+def _fsdp2_spread(options: Fsdp2Options) -> StateSpread:  # noqa: ARG001
+    return StateSpread(parameters="replica", gradients="replica", optimizer="replica")
+
+
 @hookimpl
 def moeframe_offer_shardings() -> list[ShardingOffer]:
     """Offer `replicate`, `zero1`, `fsdp2` and `hsdp`."""
@@ -65,6 +77,7 @@ def moeframe_offer_shardings() -> list[ShardingOffer]:
             build=_build_replicate,
             options=ReplicateOptions,
             traits=_whole_traits,
+            spread=_replicate_spread,
         ),
         ShardingOffer(
             name="zero1",
@@ -72,6 +85,7 @@ def moeframe_offer_shardings() -> list[ShardingOffer]:
             build=_build_zero1,
             options=Zero1Options,
             traits=_whole_traits,
+            spread=_zero1_spread,
         ),
         ShardingOffer(
             name="fsdp2",
@@ -79,6 +93,7 @@ def moeframe_offer_shardings() -> list[ShardingOffer]:
             build=_build_fsdp2,
             options=Fsdp2Options,
             traits=_fsdp2_traits,
+            spread=_fsdp2_spread,
         ),
         ShardingOffer(
             name="hsdp",
@@ -86,5 +101,6 @@ def moeframe_offer_shardings() -> list[ShardingOffer]:
             build=_build_hsdp,
             options=Fsdp2Options,
             traits=_hsdp_traits,
+            spread=_fsdp2_spread,
         ),
     ]

@@ -155,9 +155,14 @@ def _legal(composition: Composition) -> list[Shape]:
 
 
 def legal_shapes(
-    dispatcher: DispatcherTraits, sharding: ShardingTraits, schedule: ScheduleTraits, *, replicas: bool = False
+    dispatcher: DispatcherTraits,
+    sharding: ShardingTraits,
+    schedule: ScheduleTraits,
+    *,
+    replicas: bool = False,
+    most: int = MOST_PROCESSES,
 ) -> list[Shape]:
-    """Return the shapes of at most `MOST_PROCESSES` that traits allow, small ones first.
+    """Return the shapes of at most `most` processes that traits allow, small ones first.
 
     Replicas of the sharded model only where the sharding needs them, or `replicas` asks for them.
     """
@@ -168,7 +173,7 @@ def legal_shapes(
     return [
         shape
         for shape in sorted(shapes, key=lambda shape: (shape.degrees.world, shape))
-        if shape.degrees.world <= MOST_PROCESSES
+        if shape.degrees.world <= most
         and shape.pp >= schedule.min_ranks
         and (shape.dp_replicate > 1 or not sharding.needs_dp_replicate)
         and shape.degrees.data_ranks >= sharding.min_data_ranks

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from moeframe.trace import Place
 from moeframe.watch.record import compact
 
-__all__ = ["DeviceProgress", "TorchProbe"]
+__all__ = ["DeviceProgress", "TorchProbe", "on_compiling"]
 
 _KEPT: Final = 4
 """Collectives of each group that are reported."""
@@ -112,7 +112,8 @@ class TorchProbe:
             except RuntimeError:  # no collective yet
                 launched = 0
             ranks = compact(sorted(members))
-            found.append({"name": group.group_name, "what": group.group_desc, "ranks": ranks, "launched": launched})
+            what = _described(group.group_desc)
+            found.append({"name": group.group_name, "what": what, "ranks": ranks, "launched": launched})
         return found
 
     def collectives(self) -> list[dict[str, Any]]:
@@ -124,7 +125,7 @@ class TorchProbe:
             kept = {key: entry.get(key) for key in _ENTRY}
             kept |= {
                 "group": name,
-                "what": what,
+                "what": _described(what),
                 "op": str(entry["profiling_name"]).partition(":")[2],
                 "over": bool(entry.get("retired")),
             }
@@ -134,6 +135,18 @@ class TorchProbe:
     def flight(self) -> str:
         """Return torch's flight-recorder trace as JSON."""
         return next((text for text in _traces() if json.loads(text).get("entries")), "")
+
+
+def _described(group: str) -> str:
+    return "" if group == "undefined" else group
+
+
+def on_compiling(tell: Callable[..., None]) -> None:
+    """Call ``tell(yes=True)`` whenever torch.compile begins to compile, and ``tell(yes=False)`` when it is done."""
+    from torch._dynamo.callback import on_compile_end, on_compile_start
+
+    on_compile_start(lambda *_: tell(yes=True))
+    on_compile_end(lambda *_: tell(yes=False))
 
 
 def _traces() -> list[str]:

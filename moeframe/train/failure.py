@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from moeframe.errors import MoeframeError
-from moeframe.trace import Place
+from moeframe.trace import Direction, Phase, Place
 
 __all__ = ["Failure", "failure_file", "read_failures", "root_cause", "watching_the_others", "write_failure"]
 
@@ -27,6 +27,10 @@ _SECONDHAND = (
     "Broken pipe",
     "Remote process",
     "remote process",
+    "Application timeout caused pair closure",
+    "NCCL communicator was aborted",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
 )
 """What a rank says when another one has gone: never the root cause when there is any other report."""
 
@@ -47,6 +51,10 @@ class Failure:
     traceback: str
     time: float
     exit_code: int
+    micro_batch: int = -1
+    layer: int = -1
+    phase: Phase = ""
+    direction: Direction = "forward"
 
     @property
     def secondhand(self) -> bool:
@@ -79,6 +87,10 @@ def write_failure(log_dir: Path, error: BaseException, *, rank: int, place: Plac
         traceback="".join(traceback.format_exception(error)),
         time=time.time(),
         exit_code=error.exit_code if isinstance(error, MoeframeError) else 1,
+        micro_batch=place.micro_batch,
+        layer=place.layer,
+        phase=place.phase,
+        direction=place.direction,
     )
     path = failure_file(log_dir, rank)
     part = path.with_suffix(".part")
@@ -104,8 +116,8 @@ def root_cause(log_dir: Path, own: Failure) -> Failure:
 
 
 @contextmanager
-def watching_the_others(log_dir: Path, rank: int) -> Iterator[None]:
-    """End this process soon after another rank has reported a failure of its own.
+def watching_the_others(log_dir: Path, rank: int, ending: Callable[[], None]) -> Iterator[None]:
+    """End this process soon after another rank has reported a failure of its own; `ending` is called just before.
 
     A rank that waits inside a collective runs no Python signal handler, and some backends never notice that a peer is
     gone. This thread does: it gives the main thread a few seconds to fail by itself, says why and ends the process.
@@ -120,6 +132,7 @@ def watching_the_others(log_dir: Path, rank: int) -> Iterator[None]:
                 _LOG.error("%s", message)
                 sys.stderr.write(f"error: {message}\n")
                 sys.stderr.flush()
+                ending()
                 os._exit(others[0].exit_code)
 
     thread = threading.Thread(target=watch, name="moeframe-failure-watch", daemon=True)

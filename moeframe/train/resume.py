@@ -19,6 +19,7 @@ from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
+from moeframe.watch.stall import StallDirectory
 
 __all__ = ["LATEST", "Opened", "locked", "open_run", "prepare"]
 
@@ -84,8 +85,10 @@ def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
         if not (half / COMPLETE).is_file():
             shutil.rmtree(half)
     run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
-    for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*")]:
+    beacons = (run_dir.path / "beacons").glob("*")
+    for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*"), *beacons]:
         stale.unlink(missing_ok=True)
+    StallDirectory(run_dir=run_dir.path).put_away()
 
 
 def _named(recipe: Recipe, output_dir: Path, resume: str) -> RunDirectory:

@@ -22,6 +22,8 @@ from moeframe.train.progress import duration
 from moeframe.train.resume import Opened, locked, open_run, prepare
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import complete_steps
+from moeframe.train.watchdog import monitor
+from moeframe.watch.stall import StallDirectory, read_json
 
 __all__ = ["start"]
 
@@ -56,8 +58,27 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
         prepare(run_dir, recipe)
         print(headline(composition, opened))
         command = [sys.executable, "-m", "moeframe.train.worker", str(run_dir.path), str(opened.step), *plugins]
-        outcome = run_local(command, recipe.launch.nproc_per_node, run_dir.log_dir)
+        outcome = _watched(command, recipe, run_dir, plugins)
     return report(run_dir, outcome)
+
+
+def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plugins: Sequence[str]) -> Outcome:
+    """Run the local processes under the watchdog; a job that ends badly gets its verdict."""
+    number = recipe.launch.nproc_per_node
+    if not recipe.watchdog.enabled:
+        return run_local(command, number, run_dir.log_dir)
+    watch = monitor(run_dir, recipe, plugins, ranks=range(number), world_size=number, judges_deaths=False)
+    outcome = run_local(command, number, run_dir.log_dir, watch=watch.poll, watch_every_s=watch.every_s)
+    first = outcome.first_failed
+    refused = any(failure.exit_code == UserInputError.exit_code for failure in read_failures(run_dir.log_dir))
+    if first is not None and not outcome.received and not refused:
+        watch.conclude({first: how_it_ended(outcome.codes[first])})
+    return outcome
+
+
+def how_it_ended(code: int) -> str:
+    """Return how a process ended, in words."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def headline(composition: Composition, opened: Opened) -> str:
@@ -84,6 +105,13 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
             print(closing_words(run_dir, summary, try_to_draw(run_dir)))
             return code
     failures = read_failures(run_dir.log_dir)
+    verdict = read_json(StallDirectory(run_dir=run_dir.path).verdict_file)
+    if verdict is not None and verdict["kind"] not in ("rank_raised", "rank_died", "data_ended"):
+        error = [failures[0].full] if failures and not failures[0].secondhand else []
+        print(
+            "\n".join([*error, f"{verdict['kind']}: {verdict['cause']}", f"logs: {run_dir.log_dir}"]), file=sys.stderr
+        )
+        return 1
     if failures and not failures[0].secondhand:
         print(f"{failures[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)
         return failures[0].exit_code
@@ -100,7 +128,7 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
     rank = outcome.first_failed
     assert rank is not None
     code = outcome.codes[rank]
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    how = how_it_ended(code)
     place = f"; another rank lost it at {failures[0].place}" if failures else ""
     print(f"rank {rank} {how} without a report of its own{place}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
     return 1

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
+from moeframe.config.load import load_recipe
 from moeframe.debug.probes import TorchProbe, on_compiling
 from moeframe.errors import JobFailedError, MoeframeError
 from moeframe.launch.environment import World
@@ -67,17 +68,16 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
         raise JobFailedError(f"rank {world.rank} ends because another rank has failed.\n{root.full}") from error
 
 
-def _train(
-    run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int, plugins: Sequence[str]
-) -> Summary:
+def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int, plugins: Sequence[str]) -> Summary:
     job: Job | None = None
     try:
+        recipe = load_recipe(run_dir.recipe_file).recipe
+        if recipe.watchdog.enabled and world.launcher in ("torchrun", "slurm") and world.local_rank == 0:
+            start_beside(run_dir, world, plugins)
+        if recipe.train.compile:
+            on_compiling(beacon.compiling)
         with assemble(run_dir.recipe_file, plugins=plugins) as job:
             beacon.probe(TorchProbe(job.meshes.device))
-            if job.recipe.train.compile:
-                on_compiling(beacon.compiling)
-            if job.recipe.watchdog.enabled and world.launcher in ("torchrun", "slurm") and world.local_rank == 0:
-                start_beside(run_dir, world, plugins)
             _record(run_dir, job)
             if world.rank == 0:
                 for one in job.composition.substitutions:

@@ -18,8 +18,8 @@ _SAME_S: Final = 1.0
 """Processes whose last signs of life lie this close died together."""
 
 ADVICE: Final[dict[StallKind, str]] = {
-    "rank_died": "Look for the kernel's out-of-memory killer (dmesg), a scheduler or a person that ended it; then go on "
-    "with --resume.",
+    "rank_died": "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person, then go on with "
+    "--resume. SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both.",
     "rank_stopped": "Let it run again with `kill -CONT PID`, or find out who stopped it (a debugger, a frozen container).",
     "rank_raised": "Repair the error; the traceback is in the rank's log.",
     "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
@@ -114,7 +114,9 @@ def _died(views: Sequence[RankView]) -> _Found | None:
     first = min(view.alive_at for view in told or dead)
     guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
     how = "; ".join(f"rank {view.rank} {view.ended_by or 'died without a word'} {_where(view)}" for view in guilty)
-    return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host})"
+    peers = sorted({str(entry) for view in views if view not in dead for entry in view.pending})
+    meanwhile = f"; the others were in {', '.join(peers)}" if peers else ""
+    return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host}){meanwhile}"
 
 
 def _stopped(views: Sequence[RankView]) -> _Found | None:
@@ -164,19 +166,18 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
     ends = [known[rank] for rank in sorted(awaited) if rank not in waiting]
     if not ends:
         return _cycle(waiting, known)
-    waiters = ranks_text([rank for rank in sorted(waiting) if set(waiting[rank]) & {view.rank for view in ends}])
+    behind = {view.rank for view in ends}
+    waiters = [rank for rank in sorted(waiting) if set(waiting[rank]) & behind]
     entry = awaited[ends[0].rank]
+    there = f"{ranks_text(waiters)} {'waits' if len(waiters) == 1 else 'wait'} in {entry}"
     finished = [view for view in ends if view.state == "finished"]
     if finished:
-        cause = f"{ranks_text([view.rank for view in finished])} has ended, and {waiters} wait for it in {entry}"
-        return "data_ended", finished, cause
+        return "data_ended", finished, f"{ranks_text([view.rank for view in finished])} has ended, and {there}"
     inside = [view for view in ends if _in_backend(view)]
     if inside:
-        cause = (
-            f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending in it; {waiters} "
-        )
-        return "backend_stuck", inside, cause + f"wait in {entry}"
-    cause = f"{_each(ends)} has not come to {entry}, where {waiters} wait"
+        cause = f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending in it; {there}"
+        return "backend_stuck", inside, cause
+    cause = f"{_each(ends)} does not come; {there}"
     deaf = [view.rank for view in ends if view.deaf]
     if deaf:
         cause += f"; no Python thread of {ranks_text(deaf)} runs: native code holds the interpreter"

@@ -18,12 +18,14 @@ from moeframe.watch.record import BeaconError
 from moeframe.watch.stall import StallDirectory
 from moeframe.watch.view import Raised, RankView, read_view, read_views
 
-__all__ = ["Limits", "Monitor", "known_views"]
+__all__ = ["Limits", "Monitor", "SupersededError", "known_views"]
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S: Final = 4.0
 """A rank that loses a peer gets this long to report and end by itself."""
+_STARTED_S: Final = 30.0
+"""The beacons of a node appear together; one that is not there by then will not come once all others have gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +46,17 @@ class Limits:
         steps = self.median_steps * max((view.moment.median_step_s for view in views), default=0.0)
         limit = max(self.min_s, steps)
         training = [view for view in views if view.state != "finished"]
-        if len(views) < world_size or any(view.moment.steps < 2 or view.moment.life == "compiling" for view in training):
+        if len(views) < world_size or any(
+            view.moment.steps < 2 or view.moment.life == "compiling" for view in training
+        ):
             limit = max(limit, self.first_step_s)
         if any(view.moment.place.phase == "save" for view in training):
             limit = max(limit, self.save_s)
         return limit
+
+
+class SupersededError(Exception):
+    """Other processes have taken the place of those that are watched: a launcher has started the job again."""
 
 
 class Monitor:
@@ -60,6 +68,7 @@ class Monitor:
         world_size: ranks of the job.
         limits: how long a rank may stand still.
         stop: end the job at a verdict; else report it once and go on.
+        judges_deaths: also act when a rank dies or fails; else who started the ranks does, and calls `conclude`.
         raised: reads what ranks have reported.
         tell: called once with each verdict that this monitor reaches and its lines for people, after it was written.
     """
@@ -72,6 +81,7 @@ class Monitor:
         world_size: int,
         limits: Limits,
         stop: bool,
+        judges_deaths: bool,
         raised: Callable[[], list[Raised]],
         tell: Callable[[Stall, list[str]], None],
     ) -> None:
@@ -80,9 +90,11 @@ class Monitor:
         self._world_size = world_size
         self._limits = limits
         self._stop = stop
+        self._judges_deaths = judges_deaths
         self._raised = raised
         self._tell = tell
         self._stall = StallDirectory(run_dir=run_dir)
+        self._processes: dict[int, tuple[int, int]] = {}
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = time.monotonic()
         self._lost_at: float | None = None
@@ -96,13 +108,20 @@ class Monitor:
         return min(1.0, max(0.1, self._limits.min_s / 5))
 
     def local_views(self) -> list[RankView]:
-        """Return the ranks of this node that have a beacon, with how their processes do."""
+        """Return the ranks of this node that have a beacon, with how their processes do.
+
+        Raises:
+            SupersededError: a rank has another process than before.
+        """
         views = []
         for rank in self._ranks:
             try:
                 view = read_view(beacon_file(self._run_dir, rank), now=time.time())
             except BeaconError:  # not yet there
                 continue
+            process = (view.pid, view.start_ticks)
+            if self._processes.setdefault(rank, process) != process:
+                raise SupersededError
             views.append(replace(view, state=_state(view, health(view.pid, view.start_ticks))))
         return views
 
@@ -116,17 +135,21 @@ class Monitor:
         reason = self._reason(views)
         return False if reason is None else self._lead(reason)
 
-    def over(self, views: Sequence[RankView]) -> bool:
-        """Return whether no process of this node is left."""
-        return len(views) == len(self._ranks) and all(not _lives(view) for view in views)
+    def over(self) -> bool:
+        """Return whether no process of this node is left, of those that have started."""
+        if any(health(*process) != "dead" for process in self._processes.values()):
+            return False
+        return len(self._processes) == len(self._ranks) or time.monotonic() - self._began > _STARTED_S
 
     def _reason(self, views: Sequence[RankView]) -> str | None:
         """Return why something is wrong with the ranks of this node; None: nothing is."""
         now = time.monotonic()
         lost = [view.rank for view in views if view.state in ("dead", "failed")]
+        if lost and not self._judges_deaths:
+            return None
         if lost:
             self._lost_at = self._lost_at or now
-            if now - self._lost_at > _GRACE_S or self.over(views):
+            if now - self._lost_at > _GRACE_S or self.over():
                 return f"ranks {lost} have gone"
             return None
         limit = self._limits.of(views, world_size=len(self._ranks))
@@ -145,7 +168,7 @@ class Monitor:
             return False  # somebody else does
         self._leads = True
         self._stall.ask(reason)
-        logger.warning("%s", reason)
+        logger.info("%s", reason)
         self._stall.give(self.local_views())
         return self._conclude()
 
@@ -185,18 +208,16 @@ class Monitor:
 
     def conclude(self, ended_by: Mapping[int, str]) -> None:
         """Judge a job of this node that has ended badly, if nobody has; `ended_by` says how processes ended."""
+        if self._reported is not None and not self._stop:
+            self._stall.put_away()
         if not self._stall.judged and self._stall.claim():
             self._stall.give(self.local_views())
             self._conclude(ended_by)
 
     def end_ranks(self) -> None:
         """Kill what lives of the ranks of this node, stopped ones too."""
-        for view in self.local_views():
-            end(view.pid, view.start_ticks)
-
-
-def _lives(view: RankView) -> bool:
-    return health(view.pid, view.start_ticks) != "dead"
+        for process in self._processes.values():
+            end(*process)
 
 
 def _state(view: RankView, found: str) -> RankState:

@@ -1,0 +1,129 @@
+"""The watchdog of a job: in the process that started it, or beside local rank 0 under torchrun and Slurm. No torch.
+
+Run as ``python -m moeframe.train.watchdog RUN_DIR WORLD_SIZE FIRST_RANK RANKS [PLUGIN ...]``.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from moeframe.config.load import load_recipe
+from moeframe.config.schema import Recipe, WatchdogConfig
+from moeframe.errors import MoeframeError
+from moeframe.hooks.manager import build_plugin_manager
+from moeframe.launch.environment import World
+from moeframe.protocols.stall import Stall
+from moeframe.trace import Place
+from moeframe.train.failure import read_failures
+from moeframe.train.run_directory import RunDirectory
+from moeframe.watch.monitor import Limits, Monitor, SupersededError
+from moeframe.watch.view import Raised
+
+__all__ = ["limits_of", "main", "monitor", "raised_in", "start_beside"]
+
+logger = logging.getLogger(__name__)
+
+
+def limits_of(config: WatchdogConfig) -> Limits:
+    """Return how long a rank may stand still."""
+    return Limits(
+        min_s=config.min_s,
+        median_steps=config.median_steps,
+        first_step_s=config.first_step_s,
+        save_s=config.save_s,
+    )
+
+
+def raised_in(log_dir: Path) -> list[Raised]:
+    """Return what ranks have reported of their failures."""
+    return [
+        Raised(
+            rank=failure.rank,
+            error=failure.error,
+            place=Place(
+                step=failure.step,
+                micro_batch=failure.micro_batch,
+                layer=failure.layer,
+                phase=failure.phase,
+                direction=failure.direction,
+            ),
+            time=failure.time,
+            secondhand=failure.secondhand,
+        )
+        for failure in read_failures(log_dir)
+    ]
+
+
+def monitor(
+    run_dir: RunDirectory,
+    recipe: Recipe,
+    plugins: Sequence[str],
+    *,
+    ranks: Collection[int],
+    world_size: int,
+    judges_deaths: bool,
+) -> Monitor:
+    """Return the watchdog of some ranks; `judges_deaths`: also of a rank that dies, which nobody else notices."""
+
+    def tell(stall: Stall, lines: list[str]) -> None:
+        if stall.kind != "rank_raised":  # which is told with its traceback
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            sys.stderr.flush()
+        host = build_plugin_manager(plugins, wanted=recipe.backends)
+        host.call_each("moeframe_on_stall", run_dir=run_dir.path, stall=stall)
+
+    return Monitor(
+        run_dir.path,
+        ranks=ranks,
+        world_size=world_size,
+        limits=limits_of(recipe.watchdog),
+        stop=recipe.watchdog.action == "stop",
+        judges_deaths=judges_deaths,
+        raised=lambda: raised_in(run_dir.log_dir),
+        tell=tell,
+    )
+
+
+def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str]) -> None:
+    """Start the watchdog of this node, which outlives this rank and ends with the last rank of the node."""
+    first = world.rank - world.local_rank
+    numbers = [str(number) for number in (world.world_size, first, world.local_world_size)]
+    with (run_dir.log_dir / f"watchdog-{first}.log").open("ab") as log:
+        subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "moeframe.train.watchdog", str(run_dir.path), *numbers, *plugins],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            start_new_session=True,  # whoever kills this rank and its group leaves the watchdog alone
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Watch the ranks of this node until none is left."""
+    path, world_size, first, number, *plugins = arguments
+    logging.basicConfig(format="%(asctime)s watchdog %(levelname)s: %(message)s", stream=sys.stdout, level=logging.INFO)
+    run_dir = RunDirectory(Path(path))
+    try:
+        recipe = load_recipe(run_dir.recipe_file).recipe
+    except MoeframeError:
+        logger.exception("the recipe of the run cannot be read")
+        return 1
+    ranks = range(int(first), int(first) + int(number))
+    watch = monitor(run_dir, recipe, plugins, ranks=ranks, world_size=int(world_size), judges_deaths=True)
+    try:
+        while True:
+            time.sleep(watch.every_s)
+            if watch.poll():
+                watch.end_ranks()
+            if watch.over():
+                return 0
+    except SupersededError:  # a restart has a watchdog of its own
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

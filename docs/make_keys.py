@@ -65,7 +65,8 @@ def type_words(hint: Any) -> str:
     if origin is tuple and arguments[-1] is not Ellipsis:
         return f"list of {len(arguments)} {type_words(arguments[0])}s"
     if origin in (list, tuple, Sequence):
-        return f"list of {type_words(arguments[0])}s"
+        words = type_words(arguments[0])
+        return f"list of {words}" if get_origin(arguments[0]) is Literal else f"list of {words}s"
     return "section"
 
 

@@ -6,7 +6,6 @@ Importable without torch.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from moeframe.model.hf_config import HfDirectoryConfig, differences, read_hf_con
 from moeframe.model.hf_names import hub_copies, hub_shapes, hub_targets
 
 __all__ = ["FP8", "HfDirectory", "Misfit", "Stored"]
-
-logger = logging.getLogger(__name__)
 
 INDEX: Final = "model.safetensors.index.json"
 SCALE_SUFFIX: Final = "_scale_inv"
@@ -65,6 +62,7 @@ class HfDirectory:
         path: as given.
         config: what config.json says.
         tensors: every tensor of the weights, by name.
+        left_out: safetensors files that hold no weights of a model.
 
     Raises:
         UserInputError: config.json, a file or an entry of the index is missing or damaged.
@@ -73,7 +71,7 @@ class HfDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config: HfDirectoryConfig = read_hf_config(self.path)
-        self.tensors = _tensors(self.path)
+        self.tensors, self.left_out = _tensors(self.path)
 
     def misfits(self, model: DeepSeekV3Config) -> list[Misfit]:
         """Return why these weights are not those of `model`; the first kind of cause that there is.
@@ -182,23 +180,24 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:SHOWN]) + (f" and {rest} more" if rest > 0 else "") if listed else "none"
 
 
-def _tensors(directory: Path) -> dict[str, Stored]:
-    """Return what the weights are, by name, from the headers of the files alone."""
+def _tensors(directory: Path) -> tuple[dict[str, Stored], tuple[str, ...]]:
+    """Return what the weights are, by name, from the headers of the files alone, and which files are others."""
     index = directory / INDEX
     if index.is_file():
-        return _tensors_of_index(directory, index)
+        return _tensors_of_index(directory, index), ()
     found: dict[str, Stored] = {}
+    left_out = []
     for path in sorted(directory.glob("*.safetensors")):
         header = _header(path)
         if not any(name.startswith(WEIGHT_PREFIXES) for name in header):
-            logger.warning("%s: leaving out %s, which holds no weights of a model", directory, path.name)
+            left_out.append(path.name)
             continue
         if twice := [name for name in header if name in found]:
             raise UserInputError(f"{directory}: {twice[0]} is in {found[twice[0]].file} and in {path.name}.")
         found |= header
     if not found:
         raise UserInputError(f"{directory}: holds neither {INDEX} nor safetensors files with weights of a model.")
-    return found
+    return found, tuple(left_out)
 
 
 def _tensors_of_index(directory: Path, index: Path) -> dict[str, Stored]:

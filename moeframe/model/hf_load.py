@@ -61,6 +61,8 @@ class HfSource:
         self._directory, self._tensors = held.path, held.tensors
         self.directory_config = held.config
         self.config = held.config.model if config is None else config
+        if held.left_out:
+            logger.warning("%s: leaving out %s, no weights of a model", directory, ", ".join(held.left_out))
         if config is None:
             self._announce_alpha()
         if misfits := held.misfits(self.config):

@@ -112,8 +112,11 @@ class Workspace:
 
     @classmethod
     def at(cls, folder: Path) -> Workspace:
-        """Fill the folder; what pip installs there stays there."""
+        """Fill the folder; what pip installs there stays there. `DeepSeek-tiny` is a Hugging Face directory."""
         shutil.copytree(ROOT / "recipes", folder / "recipes")
+        (folder / "DeepSeek-tiny").mkdir()
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(ROOT / "tests" / "data" / "dsv3_parity" / name, folder / "DeepSeek-tiny")
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MOEFRAME_", "PYTEST_"))}
         installed = str(folder / ".installed")
         return cls(

@@ -142,6 +142,10 @@ class Block(nn.Module):
             return self.run_combine(*recomputed(f"layer {self.layer}", until_combine, x_BSD))
         return self.run_combine(*until_combine(x_BSD))
 
+    def replace_dispatcher(self, replace: Callable[[Dispatcher], Dispatcher]) -> None:
+        """Work with another dispatcher from now on, made from the present one."""
+        self._dispatcher = replace(self._dispatcher)
+
     @property
     def has_shared_expert(self) -> bool:
         """Whether a shared expert works on this rank's own tokens."""

@@ -46,8 +46,9 @@ class ScheduleContext:
     pp_group: ProcessGroup | None
     num_micro_batches: int
     device: torch.device
-    poison: bool = False
-    """Fill what would be freed with NaN instead, so that whoever still reads it is found."""
+    freeing: Literal["release", "poison", "keep"] = "release"
+    """What becomes of tensors between phases that nobody reads any more (`PhaseNode.frees`): their storage is freed,
+    or filled with NaN, so that whoever still reads it is found, or nothing, to see what freeing saves."""
 
 
 @dataclass(frozen=True, kw_only=True)

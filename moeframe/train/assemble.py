@@ -46,7 +46,7 @@ from moeframe.train.data import require_enough
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary, Trainer
 
-__all__ = ["Job", "assemble"]
+__all__ = ["Job", "assemble", "schedule_context"]
 
 
 @dataclass(kw_only=True)
@@ -156,7 +156,7 @@ def _build(composition: Composition, host: PluginHost, world: World, device: tor
         plan = build_plan(model, seed=recipe.train.seed, source=_weights(recipe))
         sharded = composition.sharding.build().shard(model, plan, meshes, precision)
         optimizer = sharded.optimizer(_optimizer_settings(recipe))
-        schedule = composition.schedule.build(_schedule_context(composition, meshes))
+        schedule = composition.schedule.build(schedule_context(composition, meshes))
         train_data, validation_data = _data(composition, "train", world), _data(composition, "validation", world)
         _require_data(recipe, train_data, validation_data)
         return Job(
@@ -274,14 +274,15 @@ def _optimizer_settings(recipe: Recipe) -> AdamWSettings:
     return AdamWSettings(lr=chosen.lr, betas=chosen.betas, eps=chosen.eps, weight_decay=chosen.weight_decay)
 
 
-def _schedule_context(composition: Composition, meshes: Meshes) -> ScheduleContext:
+def schedule_context(composition: Composition, meshes: Meshes) -> ScheduleContext:
+    """Return what a schedule of this job is built for."""
     return ScheduleContext(
         pp_size=meshes.size("pp"),
         pp_rank=meshes.rank("pp"),
         pp_group=meshes.group("pp"),
         num_micro_batches=composition.num_micro_batches,
         device=meshes.device,
-        poison=composition.recipe.debug.poison,
+        freeing="poison" if composition.recipe.debug.poison else "release",
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -14,15 +15,7 @@ from moeframe.protocols.schedule import PhaseNode
 from moeframe.protocols.weight_gradients import Postponed, postponing
 from moeframe_overlap.lanes import Lanes, Stamp
 
-__all__ = ["Flight", "Freeing"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Freeing:
-    """What becomes of a tensor that nobody reads any more: nothing, NaN, or its memory is given back."""
-
-    release: bool
-    poison: bool
+__all__ = ["Flight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +45,18 @@ class Flight:
         number: of the micro-batch in the step.
         stage: index of the stage.
         lanes: where to run.
-        freeing: what to do with tensors that nodes free.
+        freeing: what to do with tensors that nodes free, as `ScheduleContext.freeing`.
     """
 
-    def __init__(self, nodes: Sequence[PhaseNode], *, number: int, stage: int, lanes: Lanes, freeing: Freeing) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[PhaseNode],
+        *,
+        number: int,
+        stage: int,
+        lanes: Lanes,
+        freeing: Literal["release", "poison", "keep"],
+    ) -> None:
         self._nodes: list[PhaseNode | None] = [*nodes]
         self._number, self._stage = number, stage
         self._lanes = lanes
@@ -107,7 +108,9 @@ class Flight:
                 if leaf.grad is not None:
                     self._grads.setdefault(name, []).append(_Ready(leaf.grad, stamp))
                     leaf.grad = None
-            weights.run()
+            if len(weights):
+                with trace.span(layer=node.layer, phase=node.phase, direction="backward"):
+                    weights.run()
         self._nodes[place] = None
 
     def _node(self, place: int) -> PhaseNode:
@@ -139,7 +142,7 @@ class Flight:
         return found, sums
 
     def _free(self, node: PhaseNode, freed: list[_Ready], outputs: tuple[torch.Tensor, ...]) -> None:
-        if not self._freeing.release:
+        if self._freeing == "keep":
             return
         shared = {output.untyped_storage().data_ptr() for output in outputs}
         for ready in freed:
@@ -148,7 +151,7 @@ class Flight:
             whole = storage.nbytes() == ready.tensor.numel() * ready.tensor.element_size()
             if not whole or storage.data_ptr() in shared:
                 continue
-            if self._freeing.poison:
+            if self._freeing == "poison":
                 with self._lanes.on(node.stream):
                     self._lanes.join(node.stream)
                     # Behind autograd's back, as freeing is: it would notice a change, not that nothing is left.

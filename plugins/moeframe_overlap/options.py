@@ -9,11 +9,8 @@ __all__ = ["OverlapOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapOptions:
-    """Options of `overlap_1f1b`; the defaults are the ones to train with."""
+    """Options of `overlap_1f1b`."""
 
-    release: bool = True
-    """Free tensors between phases as soon as the traits of dispatcher and compute allow. false: keep every one until
-    the backward of its phase, to see what freeing saves."""
     split_backward: bool = True
     """Run the weight gradients of routed experts after their input gradients, beside dispatch backward, where the
     compute backend can."""

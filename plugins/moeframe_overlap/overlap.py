@@ -11,7 +11,7 @@ from moeframe.errors import ContractError
 from moeframe.protocols.data import MicroBatch
 from moeframe.protocols.schedule import Schedule, ScheduleContext, Stage, StepResult
 from moeframe.schedule.actions import Plan
-from moeframe_overlap.flight import Flight, Freeing
+from moeframe_overlap.flight import Flight
 from moeframe_overlap.lanes import Lanes
 from moeframe_overlap.options import OverlapOptions
 from moeframe_overlap.order import backward_alone, forward_alone, paired
@@ -26,7 +26,7 @@ class Overlap1F1B(Schedule):
     def __init__(self, options: OverlapOptions, context: ScheduleContext) -> None:
         self._options = options
         self._lanes = Lanes(context.device)
-        self._freeing = Freeing(release=options.release, poison=context.poison)
+        self._freeing = context.freeing
 
     def run_step(self, stages: Sequence[Stage], micro_batches: Sequence[MicroBatch]) -> StepResult:
         """Run forward and backward of every micro-batch; gradients accumulate.

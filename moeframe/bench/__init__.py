@@ -1,0 +1,1 @@
+"""Times compositions on the machine at hand. Importable without torch."""

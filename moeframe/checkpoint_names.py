@@ -17,10 +17,15 @@ from typing import Any, TypeVar
 from moeframe.config.ledger import Change, changes, tell
 from moeframe.errors import Location, UserInputError
 
-__all__ = ["current_name", "names_in", "recipe_section", "translate"]
+__all__ = ["current_name", "names_in", "recipe_section", "renames", "translate"]
 
 T = TypeVar("T")
 _RENAMES = ("rename", "move")
+
+
+def renames() -> tuple[Change, ...]:
+    """Return the entries that rename tensors."""
+    return tuple(change for change in changes("checkpoint") if change.kind in _RENAMES)
 
 
 def current_name(saved: str) -> str:
@@ -78,9 +83,8 @@ def recipe_section(section: str, saved: Mapping[str, Any], where: Path | None = 
     Raises:
         UserInputError: as `translate`.
     """
-    renames = [c for c in changes("config") if c.kind in _RENAMES and c.old.startswith(f"{section}.")]
     found = dict(saved)
-    for change in renames:
+    for change in [c for c in changes("config") if c.kind in _RENAMES and c.old.startswith(f"{section}.")]:
         old, new = change.old.removeprefix(f"{section}."), change.new.removeprefix(f"{section}.")
         if old not in found:
             continue
@@ -99,16 +103,15 @@ def recipe_section(section: str, saved: Mapping[str, Any], where: Path | None = 
 def _follow(name: str, where: Path | None = None) -> tuple[str, list[Change]]:
     """Return a name of today, and the entries that led to it; a name may have been changed more than once."""
     met: list[Change] = []
-    renames = [change for change in changes("checkpoint") if change.kind in _RENAMES]
     while True:
-        change = next((c for c in renames if c not in met and _pattern(c.old).match(name)), None)
+        change = next((c for c in renames() if c not in met and _pattern(c.old).match(name)), None)
         if change is None:
             return name, met
         _require_open(change, where)
         match = _pattern(change.old).match(name)
         assert match is not None
         parts = iter(match.groups())
-        name = re.sub(r"\*", lambda _, parts=parts: next(parts), change.new) + name[match.end() :]
+        name = ".".join(next(parts) if part == "*" else part for part in change.new.split(".")) + name[match.end() :]
         met.append(change)
 
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from moeframe.checkpoint_names import recipe_section
 from moeframe.errors import JobFailedError, UserInputError
+from moeframe.train.load_state import load_state
 from moeframe.train.random_state import get_random_state, set_random_state
 from moeframe.train.saved import (
     COMPLETE,
@@ -116,7 +117,7 @@ class Checkpoints:
         if description["world_size"] == self._job.world.world_size:
             state |= self._own_random_state()
         with _explained(f"checkpoint of step {step}", path, way_out(self._directory, step)):
-            load(state, checkpoint_id=path, process_group=self._group)
+            load_state(state, path, self._group)
         self._job.sharded.load_state_dict(state["model"])
         self._job.sharded.load_optimizer_state_dict(self._job.optimizer, state["optimizer"])
         if "random" in state:
@@ -164,8 +165,9 @@ class Checkpoints:
 
     def _require_same_model(self, path: Path, description: dict[str, Any]) -> None:
         mine = self._job.recipe.model
+        saved = recipe_section("model", description["model"], path)
         # A key that is younger than the checkpoint had its default there.
-        theirs = {spec.name: spec.default for spec in fields(mine)} | description["model"]
+        theirs = {spec.name: spec.default for spec in fields(mine)} | saved
         different = [
             f"model.{key}: {theirs[key]!r} there, {value!r} in the recipe"
             for key, value in asdict(mine).items()

@@ -101,6 +101,21 @@ def _check(
     typer.echo(check(recipe, overrides or [], _plugins(context, plugin)))
 
 
+@app.command("plan")
+def _plan(
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    plugin: PluginOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how a job lies on its ranks and what each holds in memory; for any machine, needs no GPU."""
+    from moeframe.cli.plan import plan
+
+    typer.echo(plan(recipe, overrides or [], _plugins(context, plugin), as_json=as_json))
+
+
 @app.command("explain")
 def _explain(
     context: typer.Context,
@@ -187,6 +202,29 @@ def _test_plugin(
     from moeframe.cli.conformance import conformance
 
     raise typer.Exit(conformance(name, kind, _plugins(context, plugin), as_json=as_json))
+
+
+_bench_app = typer.Typer(help="Time a composition on this machine's GPUs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(_bench_app, name="bench")
+
+
+@_bench_app.command("overlap")
+def _bench_overlap(  # noqa: PLR0913  one for each option of the command
+    context: typer.Context,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    plugin: PluginOption = None,
+    *,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where data and picture go.")] = Path("bench"),
+    rounds: Annotated[int, typer.Option(metavar="N", help="Timed steps of each schedule, in turn.")] = 5,
+    slow: Annotated[
+        float, typer.Option(metavar="US", help="Make every exchange so many microseconds longer, and say so.")
+    ] = 0.0,
+) -> None:
+    """Measure how much of dispatch and combine a schedule hides, and what it costs in memory."""
+    from moeframe.cli.bench import bench_overlap
+
+    bench_overlap(recipe, overrides or [], _plugins(context, plugin), out=out, rounds=rounds, slow_us=slow)
 
 
 @app.command("tokenize")

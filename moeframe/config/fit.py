@@ -18,6 +18,20 @@ __all__ = ["FIT_RULES"]
 def _dispatcher_group(c: Composition) -> Iterator[Problem]:
     traits, ep = c.dispatcher.traits, c.degrees.ep
     name = c.dispatcher.offer.name
+    if traits.group_sizes is not None:
+        if ep in traits.group_sizes:
+            return
+        possible = [
+            size for size in traits.group_sizes if size in legal_ep(c.degrees.dp_shard, c.recipe.model.n_routed_experts)
+        ]
+        yield Problem(
+            path="parallel.ep",
+            message=f"given {ep}; dispatcher {name!r} works between {_or(traits.group_sizes)} ranks only.",
+            fix=f"Use parallel.ep={_or(possible)}, or name another dispatcher (`moeframe plugins` lists them)."
+            if possible
+            else "Launch another number of processes, or name another dispatcher (`moeframe plugins` lists them).",
+        )
+        return
     if ep < traits.min_group:
         yield Problem(
             path="parallel.ep",
@@ -29,17 +43,6 @@ def _dispatcher_group(c: Composition) -> Iterator[Problem]:
             path="parallel.ep",
             message=f"given {ep}; dispatcher {name!r} works between at most {traits.max_group} rank(s).",
             fix=f"Use parallel.ep={traits.max_group}, or name another dispatcher (`moeframe plugins` lists them).",
-        )
-    if traits.group_sizes is not None and ep not in traits.group_sizes:
-        possible = [
-            size for size in traits.group_sizes if size in legal_ep(c.degrees.dp_shard, c.recipe.model.n_routed_experts)
-        ]
-        yield Problem(
-            path="parallel.ep",
-            message=f"given {ep}; dispatcher {name!r} works between {_or(traits.group_sizes)} ranks only.",
-            fix=f"Use parallel.ep={_or(possible)}, or name another dispatcher (`moeframe plugins` lists them)."
-            if possible
-            else "Launch another number of processes, or name another dispatcher (`moeframe plugins` lists them).",
         )
 
 

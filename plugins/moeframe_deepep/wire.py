@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch.distributed import ProcessGroup
+from torch.utils import deterministic
 
 from moeframe_deepep.generation import Api
 from moeframe_deepep.options import DeepEPOptions
@@ -61,8 +63,9 @@ class WireSize:
 class _BufferWire:
     """`Buffer`: DeepEP 1.x and the branch hybrid-ep.
 
-    Its kernels run on a stream of its own, which waits for the current one and which the current one waits for: so its
-    tensors belong to the current stream, and nothing needs `record_stream`.
+    Its kernels run on a stream of its own, which waits for the current one and which the current one waits for. So
+    nothing but the current stream ever uses what a call takes or returns, no tensor needs `record_stream`, and work of
+    other streams goes on beside it.
     """
 
     def __init__(self, library: ModuleType, group: ProcessGroup, size: WireSize, num_sms: int) -> None:
@@ -76,26 +79,29 @@ class _BufferWire:
 
     def route(self, ids_TK: torch.Tensor, num_experts: int) -> Route:
         per_rank, per_node, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(ids_TK, num_experts)
-        answer = self._buffer.dispatch(
-            _probe(ids_TK, _BUFFER_PROBE),
-            num_tokens_per_rank=per_rank,
-            num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert,
-            topk_idx=ids_TK,
-            topk_weights=_no_gates(ids_TK),
-        )
+        with _unfilled():
+            answer = self._buffer.dispatch(
+                _probe(ids_TK, _BUFFER_PROBE),
+                num_tokens_per_rank=per_rank,
+                num_tokens_per_rdma_rank=per_node,
+                is_token_in_rank=in_rank,
+                num_tokens_per_expert=per_expert,
+                topk_idx=ids_TK,
+                topk_weights=_no_gates(ids_TK),
+            )
         _, local_ids_NK, _, counts, handle, _ = answer
         return Route(handle=handle, local_ids_NK=local_ids_NK, counts=tuple(counts))
 
     def send(self, rows_TD: torch.Tensor, route: Route) -> torch.Tensor:
-        received: torch.Tensor = self._buffer.dispatch(rows_TD.contiguous(), handle=route.handle)[0]
+        with _unfilled():
+            received: torch.Tensor = self._buffer.dispatch(rows_TD.contiguous(), handle=route.handle)[0]
         return received
 
     def home(
         self, rows_ND: torch.Tensor, route: Route, values_NK: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        sums_TD, values_TK, _ = self._buffer.combine(rows_ND.contiguous(), route.handle, topk_weights=values_NK)
+        with _unfilled():
+            sums_TD, values_TK, _ = self._buffer.combine(rows_ND.contiguous(), route.handle, topk_weights=values_NK)
         return sums_TD, values_TK
 
     def close(self) -> None:
@@ -118,25 +124,30 @@ class _ElasticWire:
         self._num_sms = num_sms
 
     def route(self, ids_TK: torch.Tensor, num_experts: int) -> Route:
-        _, local_ids_NK, _, handle, _ = self._buffer.dispatch(
-            _probe(ids_TK, _ELASTIC_PROBE),
-            topk_idx=ids_TK,
-            topk_weights=_no_gates(ids_TK),
-            num_experts=num_experts,
-            num_sms=self._num_sms,
-        )
+        with _unfilled():
+            _, local_ids_NK, _, handle, _ = self._buffer.dispatch(
+                _probe(ids_TK, _ELASTIC_PROBE),
+                topk_idx=ids_TK,
+                topk_weights=_no_gates(ids_TK),
+                num_experts=num_experts,
+                num_sms=self._num_sms,
+            )
         counts = tuple(handle.num_recv_tokens_per_expert_list)
         return Route(handle=handle, local_ids_NK=local_ids_NK.long(), counts=counts)
 
     def send(self, rows_TD: torch.Tensor, route: Route) -> torch.Tensor:
-        answer = self._buffer.dispatch(rows_TD.contiguous(), handle=route.handle, num_sms=self._num_sms)
+        with _unfilled():
+            answer = self._buffer.dispatch(rows_TD.contiguous(), handle=route.handle, num_sms=self._num_sms)
         received: torch.Tensor = answer[0]
         return received
 
     def home(
         self, rows_ND: torch.Tensor, route: Route, values_NK: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        answer = self._buffer.combine(rows_ND.contiguous(), route.handle, topk_weights=values_NK, num_sms=self._num_sms)
+        with _unfilled():
+            answer = self._buffer.combine(
+                rows_ND.contiguous(), route.handle, topk_weights=values_NK, num_sms=self._num_sms
+            )
         return answer[0], answer[1]
 
     def close(self) -> None:
@@ -153,6 +164,21 @@ _WIRES: dict[Api, type[_BufferWire | _ElasticWire]] = {"buffer": _BufferWire, "e
 def open_wire(library: ModuleType, api: Api, group: ProcessGroup, size: WireSize, options: DeepEPOptions) -> Wire:
     """Allocate a buffer on every rank of the group."""
     return _WIRES[api](library, group, size, options.num_sms)
+
+
+@contextmanager
+def _unfilled() -> Iterator[None]:
+    """Have torch not fill what the library allocates, should it fill unwritten memory (deterministic algorithms).
+
+    The library orders its stream behind the current one before it allocates, so that a fill would race with its kernels
+    and overwrite what they wrote. They write all of it.
+    """
+    before = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
 
 
 def _known(make: Callable[..., Any], **wished: Any) -> dict[str, Any]:

@@ -161,6 +161,36 @@ launch: {nproc_per_node: two}
             "parallel.ep: given 1; dispatcher 'plain' works between 2 ranks or more.",
         ),
         (
+            ["launch.nproc_per_node=4", "parallel.ep=1"],
+            {"dispatcher": {"group_sizes": (2, 4, 8)}},
+            "parallel.ep: given 1; dispatcher 'plain' works between 2, 4 or 8 ranks only. Use parallel.ep=2 or 4, or "
+            "name another dispatcher (`moeframe plugins` lists them).",
+        ),
+        (
+            ["launch.nproc_per_node=2", "parallel.ep=2"],
+            {"dispatcher": {"group_sizes": (4, 8)}},
+            "parallel.ep: given 2; dispatcher 'plain' works between 4 or 8 ranks only. Launch another number of "
+            "processes, or name another dispatcher (`moeframe plugins` lists them).",
+        ),
+        (
+            ["launch.nproc_per_node=2", "parallel.ep=2"],
+            {"dispatcher": {"max_local_experts": 3}},
+            "parallel.ep: given 2, which leaves 4 of 8 experts on each rank; dispatcher 'plain' takes at most 3. Raise "
+            "parallel.ep to 3 or more, or name another dispatcher.",
+        ),
+        (
+            [],
+            {"dispatcher": {"experts_multiple": 3}},
+            "model.n_routed_experts: given 8; dispatcher 'plain' needs a multiple of 3. Use 9, or name another "
+            "dispatcher.",
+        ),
+        (
+            [],
+            {"dispatcher": {"max_hidden": 15}},
+            "model.hidden_size: given 16; dispatcher 'plain' sends rows of at most 15. Use 15 or less, or name another "
+            "dispatcher.",
+        ),
+        (
             ["model.num_experts_per_tok=4"],
             {"dispatcher": {"max_topk": 3}},
             "model.num_experts_per_tok: given 4; dispatcher 'plain' sends a token to at most 3 experts.",

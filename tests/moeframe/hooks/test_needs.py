@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from moeframe.hooks import DispatcherOffer, ModuleNeed, Needs, needs
+from moeframe.hooks import DispatcherOffer, ModuleNeed, Needs, ToolNeed, needs
 from moeframe.hooks.needs import unusable_reasons, why_no_cuda
 
 
@@ -62,6 +62,42 @@ def test_a_module_without_its_distribution_has_no_known_version(site) -> None:
     site.module("ringlib", "")
     (reason,) = unusable_reasons(_module(name="ringlib", version=">=1"))
     assert "no distribution of that name" in reason
+
+
+def test_a_module_of_another_generation_lacks_the_names_that_are_needed(site) -> None:
+    site.module("ringlib.__init__", "from .buffer import Old\nraise RuntimeError")
+    (reason,) = unusable_reasons(_module(name="ringlib", attributes=("Ring", "Torus")))
+    assert reason == "the installed module ringlib has no Ring or Torus (it has Old). Install it so."
+    assert unusable_reasons(_module(name="ringlib", attributes=("Ring", "Old"))) == ()
+
+
+def test_a_module_whose_source_does_not_tell_its_names_counts_as_usable(site) -> None:
+    site.module("ringlib.__init__", "from .buffer import *")
+    assert unusable_reasons(_module(name="ringlib", attributes=("Ring",))) == ()
+
+
+@pytest.mark.parametrize(("installed", "usable"), [("1.0.0", False), ("1.0.0+abc", True), ("1.2.1", True)])
+def test_another_project_of_the_same_name_is_named(site, installed: str, usable: bool) -> None:
+    site.module("ringlib", "")
+    site.metadata("ring-lib", installed, "")
+    offer = _module(name="ringlib", distribution="ring-lib", impostors={"1.0.0": "not Ring"})
+    expected = () if usable else ("the installed ring-lib 1.0.0 is not Ring. Install it so.",)
+    assert unusable_reasons(offer) == expected
+
+
+def test_a_tool_is_looked_for_on_the_path_and_below_its_home(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = _offer(tools=(ToolNeed(name="ringcc", homes=("RING_HOME",), install="Install it so."),))
+    monkeypatch.delenv("RING_HOME", raising=False)
+    assert unusable_reasons(offer) == ("the program ringcc is not found on PATH and $RING_HOME/bin. Install it so.",)
+    tool = tmp_path / "bin" / "ringcc"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("RING_HOME", str(tmp_path))
+    assert unusable_reasons(offer) == ()
+    monkeypatch.delenv("RING_HOME")
+    monkeypatch.setenv("PATH", str(tool.parent))
+    assert unusable_reasons(offer) == ()
 
 
 def test_every_reason_is_given() -> None:

@@ -1,23 +1,22 @@
-"""Both dispatchers pass the published kit, on a double of the library."""
+"""Both dispatchers pass the published kit, on a double of the library. Four ranks and the other APIs: what differs."""
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+import pytest
 from moeframe_deepep.plugin import moeframe_offer_dispatchers
 
+from moeframe.testing import dispatcher_checks as checks
 from moeframe.testing.dispatcher_suite import DispatcherConformance
+from moeframe.testing.ranks import RankPool
 
 OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
 
 
 class TestDeepEP(DispatcherConformance):
     offer = OFFERS["deepep"]
-    options = {"api": "buffer"}
-    exact_dtype = "bfloat16"
-
-
-class TestDeepEPElastic(DispatcherConformance):
-    offer = OFFERS["deepep"]
-    options = {"api": "elastic"}
+    options: ClassVar[dict[str, Any]] = {"api": "buffer"}
     exact_dtype = "bfloat16"
     group_sizes = (2,)
 
@@ -25,3 +24,21 @@ class TestDeepEPElastic(DispatcherConformance):
 class TestHybridEP(DispatcherConformance):
     offer = OFFERS["hybridep"]
     exact_dtype = "bfloat16"
+    group_sizes = (2,)
+
+
+@pytest.mark.parametrize("workload", ["ragged", "dropped"])
+@pytest.mark.parametrize(
+    ("name", "options", "group_size"),
+    [
+        ("deepep", {"api": "buffer"}, 4),
+        ("deepep", {"api": "elastic"}, 2),
+        ("hybridep", {}, 4),
+        ("hybridep", {"fused": False}, 2),
+    ],
+)
+def test_other_sizes_and_apis_pass_too(
+    ranks: RankPool, name: str, options: dict[str, Any], group_size: int, workload: str
+) -> None:
+    subject = checks.Subject(offer=OFFERS[name], options=options, device="cpu", dtype="bfloat16")
+    ranks.run(checks.check_workload, subject, workload, world_size=group_size)

@@ -1,4 +1,5 @@
 """`Buffer`, as in deep_ep/buffer.py."""
+# ruff: noqa: PLR0917  # the signatures of the library
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ def test_every_first_party_package_is_found() -> None:
         "collectives",
         "datasets",
         "deepep",
+        "megatron_fsdp",
         "pipelining",
         "schedules",
         "tensorboard",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from moeframe.bench.intervals import common, length, union
+from moeframe.bench.intervals import Interval, common, length, union
 from moeframe.bench.kernels import Kernel
 
 __all__ = ["Hiding", "hiding"]
@@ -38,6 +38,11 @@ class Hiding:
         """Hidden share of what has a partner."""
         return self.paired_hidden_ms / self.paired_ms if self.paired_ms else 0.0
 
+    def to_json(self) -> dict[str, float]:
+        """Return times and shares."""
+        shares = {"share": self.share, "ceiling": self.ceiling, "paired_share": self.paired_share}
+        return {name: round(value, 5) for name, value in (asdict(self) | shares).items()}
+
 
 def communicates(kernel: Kernel) -> bool:
     """Say whether a kernel belongs to dispatch or combine, whatever it does there."""
@@ -47,8 +52,8 @@ def communicates(kernel: Kernel) -> bool:
 def hiding(kernels: Sequence[Kernel], num_micro_batches: int) -> Hiding:
     """Intersect the kernels of dispatch and combine with all kernels of other streams."""
     communication = [kernel for kernel in kernels if communicates(kernel)]
-    hidden: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    total: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    hidden: dict[bool, list[Interval]] = {True: [], False: []}
+    total: dict[bool, list[Interval]] = {True: [], False: []}
     for stream in {kernel.stream for kernel in communication}:
         others = union(
             (kernel.start, kernel.end) for kernel in kernels if kernel.stream != stream and not communicates(kernel)
@@ -61,16 +66,13 @@ def hiding(kernels: Sequence[Kernel], num_micro_batches: int) -> Hiding:
             )
             total[paired] += own
             hidden[paired] += common(own, others)
-    times = {
-        (kind, paired): length(union(found[paired])) / 1e3
-        for kind, found in (("total", total), ("hidden", hidden))
-        for paired in (True, False)
-    }
+    total_ms = {paired: length(union(found)) / 1e3 for paired, found in total.items()}
+    hidden_ms = {paired: length(union(found)) / 1e3 for paired, found in hidden.items()}
     return Hiding(
-        total_ms=times["total", True] + times["total", False],
-        hidden_ms=times["hidden", True] + times["hidden", False],
-        paired_ms=times["total", True],
-        paired_hidden_ms=times["hidden", True],
+        total_ms=total_ms[True] + total_ms[False],
+        hidden_ms=hidden_ms[True] + hidden_ms[False],
+        paired_ms=total_ms[True],
+        paired_hidden_ms=hidden_ms[True],
     )
 
 

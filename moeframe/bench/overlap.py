@@ -6,9 +6,10 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from moeframe import trace
 from moeframe.bench.baseline import plain_schedule
-from moeframe.bench.hiding import Hiding, hiding
+from moeframe.bench.hiding import hiding
 from moeframe.bench.kernels import MARK, Kernel, SpanLog, read_kernels
+from moeframe.bench.slots import stretch
 from moeframe.bench.slowing import slow_down
 from moeframe.config.load import read_recipe
 from moeframe.hooks.catalog import Catalog
@@ -25,12 +27,12 @@ from moeframe.protocols.schedule import Schedule
 from moeframe.train.assemble import Job, assemble, schedule_context
 from moeframe.train.trainer import Computed, Trainer
 
-__all__ = ["Measured", "Settings", "measure"]
+__all__ = ["Settings", "measure"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to measure, as it travels to the ranks."""
+    """What to measure, as it travels to the ranks. `out`: the file that rank 0 writes."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -38,27 +40,6 @@ class Settings:
     rounds: int
     slow_us: float
     out: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One schedule.
-
-    `steps_ms`, `peak_bytes`: the worst rank's; memory over parameters and optimizer state. `reserved_bytes`: of the
-    whole process, the worst rank's. `hiding` and `kernels`: of this rank in one step; none where not profiled.
-    """
-
-    name: str
-    steps_ms: tuple[float, ...]
-    peak_bytes: int
-    reserved_bytes: int
-    hiding: Hiding | None
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def step_ms(self) -> float:
-        """The median."""
-        return statistics.median(self.steps_ms)
 
 
 class _Subject:
@@ -73,11 +54,12 @@ class _Subject:
         self.kernels: tuple[Kernel, ...] = ()
 
 
-def measure(settings: Settings) -> tuple[Sequence[Measured], int]:
-    """Measure on this rank; collective. Returns the schedules, and what one layer's activations take in bytes.
+def measure(settings: Settings) -> dict[str, Any]:
+    """Measure on this rank and return the result as data; collective.
 
     Rounds alternate between the schedules, so that a change of the machine's clock meets all of them. A step is
-    forward, backward and the sum of gradients; the optimizer, the same for all, does not run.
+    forward, backward and the sum of gradients; the optimizer, the same for all, does not run. Times and memory are the
+    worst rank's, hidden communication is this rank's.
     """
     loaded = read_recipe(Path(settings.recipe), settings.overrides)
     with assemble(loaded, plugins=settings.plugins) as job:
@@ -94,7 +76,21 @@ def measure(settings: Settings) -> tuple[Sequence[Measured], int]:
         layer_bytes = _layer_bytes(job, trainer, subjects[0])
         for subject in subjects[:2]:
             subject.kernels = _profiled(job, trainer, subject)
-        return [_measured(subject, job) for subject in subjects], layer_bytes
+        composition, train = job.composition, job.recipe.train
+        return {
+            "name": job.recipe.name,
+            "overrides": settings.overrides,
+            "dispatcher": composition.dispatcher.offer.name,
+            "sharding": composition.sharding.offer.name,
+            "world_size": job.world.world_size,
+            "device": torch.cuda.get_device_name(device),
+            "torch": torch.__version__,
+            "micro_batches": composition.num_micro_batches,
+            "tokens": train.micro_batch_size * train.seq_len,
+            "slow_us": settings.slow_us,
+            "layer_bytes": layer_bytes,
+            "schedules": [_data(subject, job) for subject in subjects],
+        }
 
 
 def _subjects(job: Job) -> Iterator[_Subject]:
@@ -168,19 +164,21 @@ def _profiled(job: Job, trainer: Trainer, subject: _Subject) -> tuple[Kernel, ..
         return tuple(read_kernels(json.loads(file.read_text()), spans))
 
 
-def _measured(subject: _Subject, job: Job) -> Measured:
-    device = job.meshes.device
-    worst = torch.tensor(
-        [*subject.steps_ms, subject.peak_bytes, subject.reserved_bytes], dtype=torch.float64, device=device
-    )
+def _data(subject: _Subject, job: Job) -> dict[str, Any]:
+    count = job.composition.num_micro_batches
+    numbers = [*subject.steps_ms, subject.peak_bytes, subject.reserved_bytes]
+    worst = torch.tensor(numbers, dtype=torch.float64, device=job.meshes.device)
     if dist.is_initialized():
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     *steps_ms, peak, reserved = worst.tolist()
-    return Measured(
-        name=subject.name,
-        steps_ms=tuple(steps_ms),
-        peak_bytes=int(peak),
-        reserved_bytes=int(reserved),
-        hiding=hiding(subject.kernels, job.composition.num_micro_batches) if subject.kernels else None,
-        kernels=subject.kernels,
-    )
+    data = {
+        "name": subject.name,
+        "steps_ms": [round(step, 3) for step in steps_ms],
+        "step_ms": round(statistics.median(steps_ms), 3),
+        "peak_bytes": int(peak),
+        "reserved_bytes": int(reserved),
+    }
+    if subject.kernels:
+        data["communication"] = hiding(subject.kernels, count).to_json()
+        data["slots"] = [slot.to_json() for slot in stretch(subject.kernels, count // 2)]
+    return data

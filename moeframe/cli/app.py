@@ -209,7 +209,7 @@ app.add_typer(_bench_app, name="bench")
 
 
 @_bench_app.command("overlap")
-def _bench_overlap(  # noqa: PLR0913  one for each option of the command
+def _bench_overlap(
     context: typer.Context,
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,

@@ -1,0 +1,103 @@
+"""`moeframe bench`: times compositions on this machine's GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from moeframe.bench.baseline import plain_schedule
+from moeframe.bench.report import lines
+from moeframe.config.compose import Composition, compose
+from moeframe.config.load import read_recipe
+from moeframe.errors import JobFailedError, Problem, RecipeError, TopologyError, UserInputError
+from moeframe.hooks.catalog import Catalog
+from moeframe.hooks.manager import build_plugin_manager
+from moeframe.launch.environment import detect
+from moeframe.launch.local import run_local
+
+__all__ = ["bench_overlap"]
+
+
+def bench_overlap(
+    recipe: Path, overrides: Sequence[str], plugins: Sequence[str], *, out: Path, rounds: int, slow_us: float
+) -> None:
+    """Measure the recipe's schedule against one without overlap, print the report, write data and picture.
+
+    Args:
+        recipe: its schedule must run phases beside each other.
+        overrides: win over the file's values.
+        plugins: modules that are not installed.
+        out: folder for ``overlap.json``, ``overlap.png`` and ``overlap.svg``.
+        rounds: timed steps of each schedule.
+        slow_us: makes every exchange longer by so many microseconds.
+
+    Raises:
+        UserInputError: the recipe cannot be measured, or this machine has not the GPUs for it.
+        JobFailedError: a rank failed; its error is on the terminal.
+    """
+    loaded = read_recipe(recipe, overrides)
+    catalog = Catalog(build_plugin_manager(plugins, wanted=loaded.backends))
+    composition = compose(loaded, catalog)
+    _require_phases(composition)
+    plain_schedule(catalog, composition.precision)
+    _require_gpus(composition)
+    if rounds < 1 or slow_us < 0:
+        raise UserInputError(f"--rounds {rounds} --slow {slow_us:g}: at least 1 round, and not less than 0 us.")
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "overlap.json"
+    file.unlink(missing_ok=True)
+    settings = {
+        "recipe": str(recipe.resolve()),
+        "overrides": [*overrides],
+        "plugins": [*plugins],
+        "rounds": rounds,
+        "slow_us": slow_us,
+        "out": str(file.resolve()),
+    }
+    with tempfile.TemporaryDirectory(prefix="moeframe-bench-") as logs:
+        command = [sys.executable, "-m", "moeframe.bench.worker", json.dumps(settings)]
+        outcome = run_local(command, composition.degrees.world, Path(logs))
+        if any(outcome.codes):
+            rank = outcome.first_failed or 0
+            log = Path(logs) / f"rank-{rank}.out"
+            told = log.read_text(encoding="utf-8", errors="replace")[-4000:] if log.exists() else "see above"
+            raise JobFailedError(f"rank {rank} ended with exit code {outcome.codes[rank]}: {told}")
+    data = json.loads(file.read_text(encoding="utf-8"))
+    from moeframe.bench.picture import draw
+
+    for ending in ("png", "svg"):
+        draw(data, out / f"overlap.{ending}")
+    typer.echo("\n".join([*lines(data), "", f"{out}/: overlap.json, overlap.png, overlap.svg"]))
+
+
+def _require_phases(composition: Composition) -> None:
+    if not composition.schedule.traits.runs_phases:
+        name = composition.schedule.offer.name
+        raise RecipeError(
+            [
+                Problem(
+                    path="schedule.name",
+                    message=f"given {name!r}, which runs no phases beside each other: there is no overlap to measure.",
+                    fix="Name a schedule with the trait runs_phases (`moeframe plugins` lists schedules).",
+                )
+            ]
+        )
+
+
+def _require_gpus(composition: Composition) -> None:
+    """Refuse a machine without as many GPUs as the recipe has processes: two processes of one GPU hide nothing."""
+    import torch
+
+    wanted, found = composition.degrees.world, torch.cuda.device_count()
+    if detect().launcher != "none" or composition.recipe.launch.nnodes > 1:
+        raise TopologyError("`moeframe bench overlap` starts its own processes, on one node. Start it by itself.")
+    if found < wanted:
+        raise UserInputError(
+            f"`moeframe bench overlap` measures GPUs: the recipe has {wanted} process(es), and this machine {found} "
+            "GPU(s). A CPU has no streams, so nothing could hide there."
+        )

@@ -157,6 +157,22 @@ def _verify(
     raise typer.Exit(verify_recipe(recipe, overrides or [], _plugins(context, plugin), as_json=as_json))
 
 
+@app.command("doctor")
+def _doctor(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.", show_default=False)],
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends or something is wrong.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which rank of a run is stuck or failed, where, since when, and why.
+
+    Exit code: 0 nothing is wrong, 1 something is, 2 that is no run directory.
+    """
+    from moeframe.cli.doctor import doctor
+
+    raise typer.Exit(doctor(run_dir, follow=follow, as_json=as_json))
+
+
 @app.command("migrate")
 def _migrate(
     recipes: Annotated[

@@ -71,6 +71,7 @@ class RankView:
     """
 
     rank: int
+    world_size: int
     host: str
     pid: int
     start_ticks: int
@@ -151,6 +152,7 @@ def read_view(file: Path, *, now: float) -> RankView:
     collectives = pulse.get("collectives")
     return RankView(
         rank=header["rank"],
+        world_size=header["world_size"],
         host=header["host"],
         pid=header["pid"],
         start_ticks=header["start_ticks"],

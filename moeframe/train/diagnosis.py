@@ -1,0 +1,133 @@
+"""What a run directory says of its job: on any machine, while it lives or after. Importable without torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from moeframe.config.load import load_recipe
+from moeframe.config.schema import WatchdogConfig
+from moeframe.errors import MoeframeError, UserInputError
+from moeframe.protocols.stall import Stall, StalledRank
+from moeframe.train.run_directory import RunDirectory
+from moeframe.train.watchdog import limits_of, raised_in
+from moeframe.watch.judge import judge
+from moeframe.watch.monitor import Limits, known_views
+from moeframe.watch.stall import StallDirectory, read_json
+from moeframe.watch.table import report_lines, table_lines
+from moeframe.watch.view import RankView, read_views
+
+__all__ = ["Diagnosis", "diagnose"]
+
+_SIGN_OF_LIFE_S: Final = 30.0
+"""A rank on another machine that has given no pulse for so long is taken for dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """`verdict` is None when nothing is wrong. `problems`: lines about files that cannot be read."""
+
+    status: Literal["running", "finished", "wrong"]
+    table: tuple[StalledRank, ...]
+    verdict: dict[str, Any] | None
+    lines: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON types."""
+        return {
+            "status": self.status,
+            "verdict": self.verdict,
+            "ranks": [asdict(row) for row in self.table],
+            "problems": list(self.problems),
+        }
+
+
+def diagnose(path: Path) -> Diagnosis:
+    """Say where the ranks of a run are, and what went wrong, if anything did.
+
+    Raises:
+        UserInputError: that is no run directory, or nothing in it can be read.
+    """
+    run_dir = RunDirectory(path)
+    if not run_dir.recipe_file.is_file():
+        raise UserInputError(
+            f"{path} is no run directory: it has no recipe.yaml. Name one, such as runs/<recipe name>/<time>-<id>."
+        )
+    views, problems = read_views(path, now=time.time())
+    if not views:
+        why = "; ".join(problems) or "no rank has started, or the run was made by moeframe 0.1"
+        raise UserInputError(f"{path} holds no beacon that can be read: {why}.")
+    limits, trouble = _limits(run_dir)
+    problems += trouble
+    try:
+        raised = raised_in(run_dir.log_dir)
+    except (ValueError, TypeError) as error:  # half written, or of another version
+        raised = []
+        problems.append(f"{run_dir.log_dir}: a failure report cannot be read ({error})")
+    known = [_with_signs(view) for view in known_views(path, raised, {})]
+    world_size = max(view.world_size for view in known)
+    recorded = _recorded(path, problems)
+    if recorded is not None:
+        text = (StallDirectory(run_dir=path).path / "table.txt").read_text(encoding="utf-8").splitlines()
+        return _diagnosis("wrong", known, recorded, text, problems)
+    if all(view.state == "finished" for view in known) and len(known) == world_size:
+        return _diagnosis("finished", known, None, ["finished"], problems)
+    if _is_wrong(known, limits, world_size):
+        stall: Stall = judge(known, world_size=world_size)
+        return _diagnosis("wrong", known, stall.as_json(), report_lines(stall), problems)
+    table = [view.row() for view in known]
+    return _diagnosis("running", known, None, [*table_lines(table, shown=64), "every rank moves"], problems)
+
+
+def _diagnosis(
+    status: Literal["running", "finished", "wrong"],
+    views: Sequence[RankView],
+    verdict: dict[str, Any] | None,
+    lines: Sequence[str],
+    problems: Sequence[str],
+) -> Diagnosis:
+    return Diagnosis(
+        status=status,
+        table=tuple(view.row() for view in views),
+        verdict=verdict,
+        lines=tuple(lines),
+        problems=tuple(problems),
+    )
+
+
+def _limits(run_dir: RunDirectory) -> tuple[Limits, list[str]]:
+    try:
+        return limits_of(load_recipe(run_dir.recipe_file).recipe.watchdog), []
+    except MoeframeError as error:
+        return limits_of(WatchdogConfig()), [f"the limits are the defaults, since the recipe cannot be read: {error}"]
+
+
+def _recorded(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    """Return the verdict that a watchdog has written, None if there is none that can be read."""
+    stall = StallDirectory(run_dir=path)
+    if not stall.judged:
+        return None
+    verdict = read_json(stall.verdict_file)
+    if isinstance(verdict, dict) and {"kind", "ranks", "cause"} <= set(verdict):
+        return verdict
+    problems.append(f"{stall.verdict_file} is half written, or of another version of moeframe")
+    return None
+
+
+def _with_signs(view: RankView) -> RankView:
+    silent_s = time.time() - view.alive_at
+    if view.state != "unknown" or silent_s < _SIGN_OF_LIFE_S:
+        return view
+    return replace(view, state="dead", ended_by=f"has given no sign of life for {silent_s:.0f} s")
+
+
+def _is_wrong(views: Sequence[RankView], limits: Limits, world_size: int) -> bool:
+    limit = limits.of(views, world_size=world_size)
+    return any(
+        view.state in ("dead", "failed", "stopped") or (view.state != "finished" and view.still_s > limit)
+        for view in views
+    )

@@ -230,24 +230,48 @@ def check_no_grad(subject: Subject) -> None:
     _require_equal(out_TD, expected_values(calls, bench.rank, bench.w_ED).out_TD.to(bench.dtype), "output")
 
 
+_GIVEN_UP: Final[Mapping[str, str]] = {
+    "keeps_dispatch_input": "the tensor that was given to dispatch",
+    "keeps_expert_input": "the rows that dispatch returned",
+    "keeps_combine_input": "the tensor that was given to combine",
+}
+"""What may be freed after the forward when the trait of that name is false."""
+
+
 @_released
 def check_freed_inputs(subject: Subject) -> None:
-    """Where a trait says that an input is not kept, its storage can be freed before the backward."""
+    """Where a trait says that a tensor is not kept, nobody reads it again: filled with NaN, and then really freed."""
+    released = [trait for trait in _GIVEN_UP if not getattr(subject.traits, trait)]
+    for trait in released:
+        place = f"{trait} is false, yet {_GIVEN_UP[trait]} is read after its storage was given up"
+        _require_gradients_without(subject, {trait}, place, lambda tensor: tensor.data.fill_(torch.nan))
+    place = f"after the storages were freed for which {', '.join(released)} is false"
+    _require_gradients_without(subject, set(released), place, lambda tensor: tensor.untyped_storage().resize_(0))
+
+
+def _require_gradients_without(
+    subject: Subject, released: Collection[str], place: str, give_up: Callable[[torch.Tensor], object]
+) -> None:
+    """Run a call forward, give up tensors as early as the traits allow, and check all gradients."""
     bench = _Bench(subject, WORKLOADS["balanced"])
-    traits = subject.traits
-    ids_TK = bench.calls(0)[bench.rank].ids_TK.to(bench.device)
-    leaf_TD, gates_TK = bench.leaves(bench.calls(0)[bench.rank])
+    call = bench.calls(0)[bench.rank]
+    leaf_TD, gates_TK = bench.leaves(call)
     x_TD = leaf_TD * 1
-    dispatched = bench.dispatcher.dispatch(x_TD, gates_TK, bench.dispatcher.layout(ids_TK))
-    if not traits.keeps_dispatch_input:
-        x_TD.untyped_storage().resize_(0)
-    rows_RD = dispatched.rows_RD * 2  # an expert that keeps nothing itself
-    if not traits.keeps_expert_input:
-        dispatched.rows_RD.untyped_storage().resize_(0)
+    dispatched = bench.dispatcher.dispatch(x_TD, gates_TK, bench.dispatcher.layout(call.ids_TK.to(bench.device)))
+    if "keeps_dispatch_input" in released:
+        give_up(x_TD)
+    # Experts that keep nothing themselves.
+    rows_RD = dispatched.rows_RD * 2 + dispatched.gates_R.to(bench.dtype)[:, None]
+    if "keeps_expert_input" in released:
+        give_up(dispatched.rows_RD)
     out_TD = bench.dispatcher.combine(rows_RD, dispatched)
+    if "keeps_combine_input" in released:
+        give_up(rows_RD)
     torch.autograd.backward(out_TD, torch.ones_like(out_TD))
     assert leaf_TD.grad is not None
-    _require_equal(leaf_TD.grad, torch.full_like(leaf_TD.grad, 2 * bench.top_k), "gradient after inputs were freed")
+    assert gates_TK.grad is not None
+    _require_equal(leaf_TD.grad, torch.full_like(leaf_TD, 2 * bench.top_k), f"{place}: gradient of x")
+    _require_equal(gates_TK.grad, torch.full_like(gates_TK, bench.hidden), f"{place}: gradient of the gates")
 
 
 @_released

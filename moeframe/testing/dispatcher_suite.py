@@ -100,7 +100,7 @@ class DispatcherConformance:
         self.run(ranks, group_size, checks.check_no_grad, self.subject())
 
     def test_inputs_that_traits_release_can_be_freed(self, ranks: RankPool, group_size: int) -> None:
-        """`keeps_dispatch_input` and `keeps_expert_input` are true where they must be."""
+        """`keeps_dispatch_input`, `keeps_expert_input` and `keeps_combine_input` are true where they must be."""
         self.run(ranks, group_size, checks.check_freed_inputs, self.subject())
 
     def test_equal_input_gives_equal_bits(self, ranks: RankPool, group_size: int) -> None:

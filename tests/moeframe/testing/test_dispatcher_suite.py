@@ -61,7 +61,10 @@ class Faulty(LocalDispatcher):
         if self.fault == "gates in bfloat16":
             dispatched = replace(dispatched, gates_R=dispatched.gates_R.bfloat16())
         if self.fault == "keeps its input":
-            dispatched = replace(dispatched, rows_RD=dispatched.rows_RD * x_TD.exp().exp().log().log().mean() * 0 + 1)
+            dispatched = replace(dispatched, rows_RD=dispatched.rows_RD + (x_TD * x_TD).mean() * 0)
+        if self.fault == "keeps its rows":
+            rows_RD = dispatched.rows_RD.clone()
+            dispatched = replace(dispatched, rows_RD=rows_RD, gates_R=dispatched.gates_R + (rows_RD**2).sum(-1) * 0)
         self.last = dispatched
         return dispatched
 
@@ -74,6 +77,8 @@ class Faulty(LocalDispatcher):
         if self.fault == "reads padding":
             return super().combine(rows_RD, dispatched) + rows_RD.sum() * 0
         out_TD = super().combine(rows_RD, dispatched)
+        if self.fault == "keeps what it combines":
+            return out_TD + (rows_RD * rows_RD).mean() * 0
         if self.fault == "doubles gradients":
             return out_TD * 2 - out_TD.detach()
         if self.fault == "reads uninitialised memory":
@@ -152,9 +157,17 @@ def test_a_sum_in_bfloat16_is_found(ranks: RankPool) -> None:
         ranks.run(checks.check_accumulation, subject("sums in bfloat16", "bfloat16"), world_size=1)
 
 
-def test_a_kept_input_is_found(ranks: RankPool) -> None:
-    with pytest.raises(RankError):
-        ranks.run(checks.check_freed_inputs, subject("keeps its input"), world_size=1)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("keeps its input", "keeps_dispatch_input is false, yet the tensor that was given to dispatch is read after"),
+        ("keeps its rows", "keeps_expert_input is false, yet the rows that dispatch returned is read after"),
+        ("keeps what it combines", "keeps_combine_input is false, yet the tensor that was given to combine is read"),
+    ],
+)
+def test_a_trait_that_gives_up_what_the_backward_reads_is_named(ranks: RankPool, fault: str, message: str) -> None:
+    with pytest.raises(RankError, match=f"AssertionError: {message}"):
+        ranks.run(checks.check_freed_inputs, subject(fault), world_size=1)
 
 
 def test_random_results_are_found(ranks: RankPool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import load_recipe
+from moeframe.errors import RecipeError
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
 
@@ -16,10 +18,14 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 RECIPES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.y*ml"))
 
 
+NEED_MORE = {"deepseek_v3/megatron_fsdp_2gpu.yaml": "megatron_fsdp"}
+"""Recipes whose parts need a library and a GPU, with the module they need."""
+
+
 def composed(name: str, *overrides: str, world_size: int | None = None) -> Composition:
     loaded = load_recipe(FOLDER / name, overrides)
     host = build_plugin_manager(wanted=loaded.backends, environment={})
-    return compose(loaded, Catalog(host), world_size=world_size)
+    return compose(loaded, Catalog(host), world_size=world_size, elsewhere=name in NEED_MORE)
 
 
 def heading(name: str) -> str:
@@ -28,9 +34,10 @@ def heading(name: str) -> str:
     return "\n".join(line for line in lines[: lines.index("schema_version: 1")] if line)
 
 
-def test_there_are_six_recipes() -> None:
+def test_there_are_seven_recipes() -> None:
     assert RECIPES == [
         "deepseek_v3/671b.yaml",
+        "deepseek_v3/megatron_fsdp_2gpu.yaml",
         "deepseek_v3/moonlight_16b.yaml",
         "deepseek_v3/proxy_2gpu.yaml",
         "deepseek_v3/tiny.yaml",
@@ -47,12 +54,25 @@ def test_there_are_six_recipes() -> None:
         ("deepseek_v3/v2_lite_16b.yaml", 8, 8),
         ("deepseek_v3/moonlight_16b.yaml", 8, 8),
         ("deepseek_v3/proxy_2gpu.yaml", 2, 2),
+        ("deepseek_v3/megatron_fsdp_2gpu.yaml", 2, 2),
         ("deepseek_v3/671b.yaml", 256, 64),
     ],
 )
 def test_c92_a_recipe_composes_for_its_world(name, world, ep) -> None:
     degrees = composed(name, world_size=world).degrees
     assert (degrees.world, degrees.ep) == (world, ep)
+
+
+@pytest.mark.parametrize(("name", "module"), NEED_MORE.items())
+def test_a_recipe_that_needs_more_is_refused_for_that_alone(name, module) -> None:
+    if importlib.util.find_spec(module) is not None:
+        pytest.skip(f"{module} is installed here")
+    loaded = load_recipe(FOLDER / name)
+    host = build_plugin_manager(wanted=loaded.backends, environment={})
+    with pytest.raises(RecipeError) as caught:
+        compose(loaded, Catalog(host))
+    assert [problem.path for problem in caught.value.problems] == ["sharding.name"]
+    assert f"the module {module} is not installed" in caught.value.problems[0].message
 
 
 @pytest.mark.parametrize("name", RECIPES)

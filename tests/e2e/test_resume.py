@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,10 +75,19 @@ def test_a_restart_by_torchrun_goes_on_in_its_own_directory(moeframe: Runner) ->
     assert steps == list(range(1, 11))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    ended = Runner(tmp_path_factory.mktemp("finished"))("run", str(TINY), *SMALL, "train.steps=2")
+    assert ended.code == 0, ended.err
+    return ended
+
+
 class TestRefusals:
     @pytest.fixture
-    def done(self, moeframe: Runner) -> Ended:
-        return moeframe("run", str(TINY), *SMALL, "train.steps=2")
+    def done(self, moeframe: Runner, finished: Ended) -> Ended:
+        """Return a copy of a finished run, which the test may change."""
+        shutil.copytree(finished.cwd / "runs", moeframe.cwd / "runs", symlinks=True)
+        return replace(finished, cwd=moeframe.cwd)
 
     def refused(self, moeframe: Runner, *arguments: str) -> str:
         ended = moeframe("run", str(TINY), *SMALL, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -33,10 +34,10 @@ def main() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code."""
-    from moeframe.cli.app import app
-
     _show_deprecations()
     try:
+        from moeframe.cli.app import app
+
         app(args=with_resume_value(arguments), prog_name="moeframe")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -46,6 +47,8 @@ def _run(arguments: Sequence[str]) -> int:
     except MoeframeError as error:
         sys.stderr.write(f"{error_text(error)}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

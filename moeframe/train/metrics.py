@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from moeframe.launch.signals import ENDING
 from moeframe.model.counters import Counters
 from moeframe.protocols.data import IGNORED, MicroBatch
 from moeframe.protocols.schedule import StepResult
@@ -64,27 +65,27 @@ def agree_on_tokens(
         mtp_depth: number of MTP modules.
         copies: ranks that see the same micro-batches (pipeline ranks); the counts are divided by it.
         device: where collectives run.
-        stop: the signal this process received, 0 for none. SIGTERM on any rank goes before SIGINT.
+        stop: the signal this process received, one of `ENDING`, 0 for none. Ranks agree on the first of them.
         save_failed: whether the checkpoint that this rank writes in the background has failed.
 
     Blocks the host once.
     """
-    local = torch.zeros(2 + mtp_depth + 3, dtype=torch.int64, device=device)
+    local = torch.zeros(2 + mtp_depth + 1 + len(ENDING), dtype=torch.int64, device=device)
     for batch in micro_batches:
         local[0] += (batch.targets != IGNORED).sum()
         local[1] += batch.input_ids.numel() if batch.valid is None else batch.valid.sum()
         for depth, targets in enumerate(batch.mtp_targets):
             local[2 + depth] += (targets != IGNORED).sum()
-    local[-3] += save_failed
-    local[-2] += stop == signal.SIGINT
-    local[-1] += stop == signal.SIGTERM
+    local[2 + mtp_depth] += save_failed
+    if stop:
+        local[2 + mtp_depth + 1 + ENDING.index(signal.Signals(stop))] += 1
     loss_tokens, valid_tokens, *rest = _sum_over_ranks(local).tolist()
-    *mtp_tokens, failures, interrupts, terminations = rest
+    mtp_tokens, failures, stops = rest[:mtp_depth], rest[mtp_depth], rest[mtp_depth + 1 :]
     return StepTokens(
         loss_tokens=loss_tokens // copies,
         valid_tokens=valid_tokens // copies,
         mtp_tokens=tuple(count // copies for count in mtp_tokens),
-        stop=signal.SIGTERM if terminations else signal.SIGINT if interrupts else 0,
+        stop=next((int(number) for number, count in zip(ENDING, stops, strict=True) if count), 0),
         save_failed=failures > 0,
     )
 

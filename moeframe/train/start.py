@@ -57,7 +57,7 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
     with locked(run_dir):
         prepare(run_dir, recipe)
         print(headline(composition, opened))
-        command = [sys.executable, "-m", "moeframe.train.worker", str(run_dir.path), str(opened.step), *plugins]
+        command = [sys.executable, "-m", "moeframe.train.rank", str(run_dir.path), str(opened.step), *plugins]
         outcome = _watched(command, recipe, run_dir, plugins)
     return report(run_dir, outcome)
 

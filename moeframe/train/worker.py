@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,7 +125,7 @@ def _origins(job: Job) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one rank that `moeframe run` started: ``python -m moeframe.train.worker RUN_DIR STEP [PLUGIN ...]``.
+    """Run one rank that `moeframe run` started, with the arguments RUN_DIR STEP [PLUGIN ...].
 
     Returns:
         The exit code. Errors are in the run directory; the launching process prints them.
@@ -140,7 +139,3 @@ def main(arguments: Sequence[str]) -> int:
     except (Exception, CheckpointException):  # noqa: BLE001  work has logged and written it
         return 1
     return 128 + summary.stopped_by if summary.stopped_by else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

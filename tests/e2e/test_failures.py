@@ -52,7 +52,7 @@ def test_a_signal_to_one_rank_saves_and_stops_all(moeframe: Runner, fault: str, 
     assert "--resume" in ended.out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_command_saves_at_a_step_boundary(moeframe: Runner, number: signal.Signals) -> None:
     process = moeframe.start("run", str(TINY), *SMALL, *TWO, "train.steps=100000")
     until = time.monotonic() + 60

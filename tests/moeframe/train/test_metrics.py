@@ -34,7 +34,12 @@ def test_token_counts_are_global_and_leave_out_what_counts_nowhere(ranks) -> Non
 
 @pytest.mark.parametrize(
     ("stops", "agreed"),
-    [([0, signal.SIGTERM], signal.SIGTERM), ([signal.SIGINT, 0], signal.SIGINT), ([2, 15], signal.SIGTERM)],
+    [
+        ([0, signal.SIGTERM], signal.SIGTERM),
+        ([signal.SIGINT, 0], signal.SIGINT),
+        ([2, 15], signal.SIGTERM),
+        ([2, 1], signal.SIGHUP),
+    ],
 )
 def test_one_signalled_rank_stops_all(ranks, stops: list[int], agreed: int) -> None:
     results = ranks.run(agree, [[[1]], [[1]]], [int(stop) for stop in stops], world_size=2)

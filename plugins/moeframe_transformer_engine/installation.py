@@ -10,8 +10,8 @@ __all__ = ["INSTALL", "VERSION", "advice", "disagreements"]
 
 VERSION: Final = ">=2.20.2"
 INSTALL: Final = (
-    "Install `moeframe[te]` (transformer-engine[pytorch,core-cu13]>=2.20.2) as docs/backends.md says; "
-    "its torch part is compiled on your machine."
+    'Run `python -m pip install --no-build-isolation "moeframe[te]"`: 2.20.2 or newer, with its core for CUDA 13; its '
+    "torch part is compiled for the installed torch (docs/backends.md)."
 )
 
 _CORES: Final = {12: "transformer-engine-cu12", 13: "transformer-engine-cu13"}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from moeframe_deepep.plugin import moeframe_offer_dispatchers
 
+from moeframe.testing import dispatcher_checks as checks
 from moeframe.testing.dispatcher_suite import DispatcherConformance
 
 OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
@@ -39,7 +40,8 @@ class TestHybridEP(OnTwoGpus):
     offer = OFFERS["hybridep"]
 
 
-class TestHybridEPUnfused(OnTwoGpus):
-    __test__ = True
-    offer = OFFERS["hybridep"]
-    options: ClassVar[dict[str, Any]] = {"fused": False}
+@pytest.mark.parametrize("workload", ["ragged", "dropped"])
+def test_hybridep_passes_with_kernels_of_its_own_for_the_permutation(ranks, require_usable, workload: str) -> None:
+    require_usable("dispatcher", "hybridep")
+    subject = checks.Subject(offer=OFFERS["hybridep"], options={"fused": False}, device="cuda", dtype="bfloat16")
+    ranks.run(checks.check_workload, subject, workload, world_size=2, timeout=120)

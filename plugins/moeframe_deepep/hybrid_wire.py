@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,8 @@ class HybridWire:
     """A communication buffer of one group, and its calls on the current stream.
 
     The number of rows is always given, and nothing ever blocks on the device. Tensors that the library returns are its
-    own allocations, exactly that many rows, in the order (expert, source rank, token).
+    own allocations, exactly that many rows, in the order (expert, source rank, token). Dispatch and combine share one
+    memory, so calls on different streams take turns.
     """
 
     def __init__(self, buffer: Any, group: ProcessGroup, device: torch.device, *, fused: bool) -> None:
@@ -33,6 +35,7 @@ class HybridWire:
         self._group = group
         self._device = device
         self._fused = fused
+        self._last: torch.cuda.Event | None = None
 
     def dispatch(
         self,
@@ -54,27 +57,41 @@ class HybridWire:
         """
         room = max(num_rows, 1)
         routing = {"routing_map": routing_PE} if handle is None else {"handle": handle}
-        rows, gates, _, _, handle = self._buffer.dispatch_with_permute(
-            hidden=hidden_PD,
-            probs=probs_PE,
-            num_permuted_tokens=room,
-            non_blocking=True,
-            fuse_permute_dispatch=self._fused,
-            **routing,
-        )
+        with self._in_turn():
+            rows, gates, _, _, handle = self._buffer.dispatch_with_permute(
+                hidden=hidden_PD,
+                probs=probs_PE,
+                num_permuted_tokens=room,
+                non_blocking=True,
+                fuse_permute_dispatch=self._fused,
+                **routing,
+            )
         return first(rows, num_rows), None if gates is None else first(gates, num_rows), handle
 
     def combine(
         self, rows_RD: torch.Tensor, gates_R: torch.Tensor | None, handle: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Send rows home and sum those of each token: (P, D), and (P, E) of the gates if they are given."""
-        sums_PD, probs_PE = self._buffer.combine_with_unpermute(
-            hidden=_at_least_one(rows_RD),
-            probs=None if gates_R is None else _at_least_one(gates_R),
-            handle=handle,
-            fuse_unpermute_combine=self._fused,
-        )
+        with self._in_turn():
+            sums_PD, probs_PE = self._buffer.combine_with_unpermute(
+                hidden=_at_least_one(rows_RD),
+                probs=None if gates_R is None else _at_least_one(gates_R),
+                handle=handle,
+                fuse_unpermute_combine=self._fused,
+            )
         return sums_PD, probs_PE if gates_R is not None else None
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Have the current stream wait for the call before."""
+        if self._device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if self._last is not None:
+            stream.wait_event(self._last)
+        yield
+        self._last = stream.record_event()
 
     def close(self) -> None:
         """Free the memory, which the kernels of other ranks read: once every rank has come here.

@@ -100,9 +100,10 @@ class HybridEPDispatcher(Dispatcher):
         every_SX = mine.new_empty(context.ep_size * mine.numel())
         _all_gather(every_SX, mine, group=context.ep_group)
         counts_SX = every_SX.view(context.ep_size, -1)
-        first = context.ep_rank * context.num_local_experts
-        counts_E = counts_SX[:, first : first + context.num_local_experts].sum(0)
-        answer = torch.cat([counts_E, counts_SX[:, -1].amax()[None]]).tolist()
+        start = context.ep_rank * context.num_local_experts
+        counts_E = counts_SX[:, start : start + context.num_local_experts].sum(0)
+        with working(context.ep_rank, "gathering counts"):
+            answer = torch.cat([counts_E, counts_SX[:, -1].amax()[None]]).tolist()
         padded = -(-max(answer[-1], 1) // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
         return HybridEPLayout(
             ids_TK=ids_TK.clone(),

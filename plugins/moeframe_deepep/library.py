@@ -100,5 +100,5 @@ def working(rank: int, what: str) -> Iterator[None]:
         advice = advice_on(str(error)) or "It is an error of the library that moeframe knows nothing about."
         raise JobFailedError(
             f"rank {rank} of the ep group, {trace.current()}: {what} failed: "
-            f"{type(error).__name__}: {str(error).rstrip('.')}. {advice}"
+            f"{type(error).__name__}: {str(error).strip().rstrip('.') or 'no message'}. {advice}"
         ) from error

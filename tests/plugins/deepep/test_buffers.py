@@ -19,6 +19,8 @@ OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
 
 def build(name: str, hidden_size: int = 32, **options: Any):
     offer = OFFERS[name]
+    if name == "deepep":
+        options = {"api": "buffer", **options}
     return offer.build(
         offer.options(**options),
         DispatcherContext(

@@ -108,7 +108,7 @@ def test_the_elastic_buffer_has_other_limits_than_the_buffer(library) -> None:
         (["model.hidden_size=8128"], "model.hidden_size: given 8128; dispatcher 'deepep' sends rows of at most 8112"),
         (["model.n_routed_experts=4096"], "which leaves 2048 of 4096 experts on each rank; dispatcher 'deepep' takes"),
         (["train.precision=float32"], "train.precision: given float32; dispatcher 'deepep' sends bfloat16 only"),
-        (["dispatcher.options.num_sms=7"], "dispatcher.options: dispatcher 'deepep' refuses them: num_sms = 7 must be"),
+        (["dispatcher.options.num_sms=7"], "dispatcher.options: num_sms = 7 must be an even number of 2 or more"),
         (
             ["model.num_experts_per_tok=40", "model.n_group=1", "model.topk_group=1"],
             "model.num_experts_per_tok: given 40; dispatcher 'deepep' sends a token to at most 32 experts",
@@ -120,7 +120,8 @@ def test_the_elastic_buffer_has_other_limits_than_the_buffer(library) -> None:
     ],
 )
 def test_sizes_outside_of_the_library_s_limits_are_refused(overrides: list[str], problem: str) -> None:
-    found = refusals("dispatcher.name=deepep", *overrides)
+    api = [] if "dispatcher.name=hybridep" in overrides else ["dispatcher.options.api=buffer"]
+    found = refusals("dispatcher.name=deepep", *api, *overrides)
     assert any(problem in line for line in found), found
 
 

@@ -21,6 +21,7 @@ from moeframe_compat.probe.ledger import Execution, ways
 from moeframe_compat.rules.base import Finding
 from moeframe_compat.rules.causes import causes
 from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.documents import check_documents
 from moeframe_compat.rules.engine import run_rules
 from moeframe_compat.rules.exports import additions
 
@@ -128,6 +129,7 @@ def compare(
     ctx.skipped |= set(unknown)
     run_rules(ctx)
     announce(ctx, settings)
+    check_documents(ctx, ledger)
     with running or _execution(ledger, settings) as execution:
         verdicts = _verdicts(ctx, ledger, settings, execution)
     stale = apply_ledger(ctx, ledger, verdicts)

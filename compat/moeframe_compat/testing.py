@@ -13,9 +13,13 @@ from moeframe_compat.report import Report, compare
 def snapshot_of(files: str | dict[str, str], label: str = "release", package: str = "pkg") -> Snapshot:
     """A release from the text of its `__init__.py`, or from texts by file name below the package's folder."""
     texts = {"__init__.py": files} if isinstance(files, str) else files
-    return read_package(
-        Tree(label, package, package, {f"{package}/{n}": t.encode() for n, t in texts.items()}), Extraction(package)
-    )
+    tree = Tree(label, package, package)
+    for name, text in texts.items():
+        if name.endswith(".md"):
+            tree.documents[name] = text.encode()
+        else:
+            tree.files[f"{package}/{name}"] = text.encode()
+    return read_package(tree, Extraction(package))
 
 
 def compare_sources(

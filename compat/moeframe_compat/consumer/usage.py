@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from moeframe_compat.errors import ExtractionError
-from moeframe_compat.extract.bodies import call_shape, dotted
+from moeframe_compat.extract.bodies import call_shape
 from moeframe_compat.extract.modules import read_module
+from moeframe_compat.extract.names import dotted
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.model.objects import CallShape
 

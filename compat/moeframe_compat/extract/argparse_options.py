@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from moeframe_compat.extract.bodies import dotted
+from moeframe_compat.extract.names import dotted
 from moeframe_compat.model.objects import Module
 from moeframe_compat.model.surfaces import CliCommand, CliOption, Surfaces
 

@@ -6,11 +6,14 @@ import ast
 import zlib
 from collections.abc import Iterable
 
+from moeframe_compat.extract.names import dotted
+from moeframe_compat.extract.outputs import Outputs
 from moeframe_compat.model.objects import Body, CallShape, Raise
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _DEPRECATION = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
 _STATE_CALLS = ("register_buffer", "register_parameter", "add_module", "register_module")
+_LONGEST = 200
 _LEAVES = {ast.Load, ast.Store, ast.Constant, ast.Pass}
 
 
@@ -31,8 +34,12 @@ class BodyReader:
         self._texts = method and node.name in ("__init__", "__new__", "__post_init__", "setup", "build")
         statements = _without_docstring(node.body)
         self.body.trivial = all(isinstance(s, ast.Pass) or _is_ellipsis(s) for s in statements)
+        self._outputs = Outputs(self.body)
         for s in statements:
             self._visit(s)
+        only = statements[0] if len(statements) == 1 else None
+        if isinstance(only, ast.Return) and only.value is not None and not (named or args.vararg or args.kwarg):
+            self.body.result = ast.unparse(only.value)[:_LONGEST]
         self.body.stub = _only_raises(statements)
         self.body.calls = f"{zlib.crc32(' '.join(sorted(self._calls)).encode()):08x}" if self._calls else ""
         self.body.reads = sorted(set(self.body.reads))
@@ -61,6 +68,7 @@ class BodyReader:
         elif kind is ast.Assign:
             for target in node.targets:  # type: ignore[attr-defined]
                 self._assign(target, node.value)  # type: ignore[attr-defined]
+                self._outputs.assigned(target, node.value)  # type: ignore[attr-defined]
         elif kind is ast.AnnAssign:
             self._assign(node.target, node.value)  # type: ignore[attr-defined]
         elif kind is ast.Subscript and isinstance(node.value, ast.Name) and node.value.id in self._params:  # type: ignore[attr-defined]
@@ -111,6 +119,7 @@ class BodyReader:
     def _raise(self, node: ast.Raise) -> None:
         if node.exc is None:
             return
+        self._outputs.raised(node.exc)
         call = node.exc if isinstance(node.exc, ast.Call) else None
         name = dotted(call.func if call else node.exc)
         if name:
@@ -120,7 +129,10 @@ class BodyReader:
     def _call(self, node: ast.Call) -> None:  # noqa: C901 - kinds of callees
         func = node.func
         name = dotted(func)
+        self._outputs.call(node, name or "")
         if name:
+            if any(k.arg is None and not self._is_varkw(k.value) for k in node.keywords):
+                self.body.unpacks.append(name)
             self._calls.add(name)
             if name.rsplit(".", 1)[-1] == "warn":
                 self._warning(node)
@@ -186,18 +198,6 @@ class BodyReader:
             self.body.reads.append(key.value)
         else:
             self.body.forwards = True
-
-
-def dotted(node: ast.AST) -> str | None:
-    """`a.b.c` for a chain of names and attributes, None for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    parts.append(node.id)
-    return ".".join(reversed(parts))
 
 
 def literal_text(node: ast.AST) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from moeframe_compat.extract.bodies import dotted
+from moeframe_compat.extract.names import dotted
 from moeframe_compat.extract.statements import scoped_statements
 from moeframe_compat.model.objects import Module
 

@@ -9,8 +9,9 @@ from typing import Any
 import griffe
 
 from moeframe_compat.errors import ExtractionError
-from moeframe_compat.extract.bodies import BodyReader, FunctionNode, dotted
+from moeframe_compat.extract.bodies import BodyReader, FunctionNode
 from moeframe_compat.extract.exports import read_module_tricks
+from moeframe_compat.extract.names import dotted
 from moeframe_compat.extract.statements import Scoped, scoped_statements
 from moeframe_compat.extract.wrappers import read_wrapper
 from moeframe_compat.model.objects import Alias, Attribute, Class, Decorator, Function, Member, Module, Param

@@ -106,6 +106,7 @@ def assemble(tree: Tree, parts: Mapping[str, Part]) -> Snapshot:
     snapshot.surfaces.project = read_project(tree)
     snapshot.version = snapshot.surfaces.project.version or _version(snapshot.modules.get(tree.package)) or ""
     snapshot.sources = Sources({f: tree.files[f] for f in parts if f.endswith(".py") and module_name(f, tree)})
+    snapshot.documents = Sources(tree.documents)
     return snapshot
 
 

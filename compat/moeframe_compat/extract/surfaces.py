@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from moeframe_compat.extract.argparse_options import read_argparse
-from moeframe_compat.extract.bodies import dotted
 from moeframe_compat.extract.command_decorators import read_commands
+from moeframe_compat.extract.names import dotted
 from moeframe_compat.model.objects import Module
 from moeframe_compat.model.surfaces import GroupUse, Registration, Resolver, Surfaces
 

@@ -15,6 +15,8 @@ MAX_FILE = 8 * 2**20
 """Bytes; a larger source file is refused rather than parsed for minutes."""
 
 _DATA = (".yaml", ".yml")
+_TEXTS = (".md", ".rst", ".py", ".yaml", ".yml", ".sh")
+_DOCUMENTS = ("docs/", "doc/", "examples/")
 SURFACE_FILE = "moeframe_compat.toml"
 """In the package's own folder: what `[tool.moeframe_compat]` says of the API, for baselines that are wheels."""
 _PROJECT = ("pyproject.toml", "setup.cfg", "METADATA", "entry_points.txt")
@@ -38,12 +40,16 @@ class Spec:
 
 @dataclass(slots=True)
 class Tree:
-    """Files of one release: `files` maps a path as shown in reports to bytes; `prefix` is the package's own folder."""
+    """Files of one release: `files` maps a path as shown in reports to bytes; `prefix` is the package's own folder.
+
+    `documents` are texts and examples beside the package, which nobody imports.
+    """
 
     label: str
     package: str
     prefix: str
     files: dict[str, bytes] = field(default_factory=dict)
+    documents: dict[str, bytes] = field(default_factory=dict)
 
 
 def parse_spec(text: str) -> Spec:
@@ -124,6 +130,8 @@ class _Wanted:
                 or self._beside(name)
             ):
                 tree.files[name] = b""
+            elif name.endswith(_TEXTS) and (name.count("/") == 0 or name.startswith(_DOCUMENTS)):
+                tree.documents[name] = b""
         return tree
 
     @staticmethod
@@ -152,6 +160,7 @@ def _directory(path: Path, label: str, wanted: _Wanted) -> Tree:
             if (path / name).stat().st_size > MAX_FILE:
                 raise ExtractionError(_too_big(name, (path / name).stat().st_size))
             tree.files[name] = (path / name).read_bytes()
+        tree.documents = {n: (path / n).read_bytes() for n in tree.documents if (path / n).stat().st_size < MAX_FILE}
     except OSError as e:
         raise ExtractionError(f"dir:{label}: {e.strerror}: {name}") from e
     return tree
@@ -165,7 +174,7 @@ def _names(path: Path, wanted: _Wanted) -> list[str]:
         return _walk(path, "")
     above = [home, *(f"{home}{inner[:i]}/" for i, letter in enumerate(inner) if letter == "/")]
     names = [name for folder in dict.fromkeys(["", *above]) for name in _files(path, folder)]
-    folders = [f.strip("/") for f in wanted.recipes]
+    folders = [f.strip("/") for f in (*wanted.recipes, *_DOCUMENTS)]
     folders += [f.name for f in path.iterdir() if f.name.endswith((".dist-info", ".egg-info"))]
     for folder in dict.fromkeys([home + inner, *sorted(folders)]):
         names += _walk(path, folder)
@@ -231,6 +240,7 @@ def _git(ref: str, wanted: _Wanted, root: Path) -> Tree:
         length = int(stream.readline().split()[2])
         tree.files[path] = stream.read(length)
         stream.read(1)
+    tree.documents.clear()  # of tags only the code counts
     return tree
 
 
@@ -248,6 +258,7 @@ def _archive(path: Path, label: str, wanted: _Wanted) -> Tree:
                 if sizes[name] > MAX_FILE:
                     raise ExtractionError(_too_big(name, sizes[name]))
                 tree.files[name] = archive.read(name)
+            tree.documents.clear()
     except FileNotFoundError:
         raise ExtractionError(f"{label}: no such file") from None
     except (OSError, zipfile.BadZipFile, tarfile.TarError) as e:
@@ -267,6 +278,7 @@ def _tarball(path: Path, label: str, wanted: _Wanted) -> Tree:
             stream = archive.extractfile(members[name])
             assert stream is not None
             tree.files[name] = stream.read()
+    tree.documents.clear()
     return tree
 
 

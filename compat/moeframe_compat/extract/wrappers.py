@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from moeframe_compat.extract.bodies import FunctionNode, dotted
+from moeframe_compat.extract.bodies import FunctionNode
+from moeframe_compat.extract.names import dotted
 from moeframe_compat.model.objects import Param, Wrapper
 
 

@@ -176,10 +176,12 @@ _ABSTRACT = {
     "int": {"bool"},
     "Hashable": {"str", "int", "float", "bool", "tuple", "frozenset", "bytes"},
 }
+_USED_UP = ("Iterator", "Generator", "AsyncIterator", "AsyncGenerator")
+_LASTING = ("Collection", "Sequence", "MutableSequence", "Mapping", "MutableMapping", "Container", "Sized", "Set")
 CONCRETE = frozenset({"int", "float", "str", "bool", "bytes", "list", "tuple", "dict", "set", "frozenset", "None"})
 
 
-def accepts(index: Index, wide: Type, narrow: Type) -> bool | None:  # noqa: PLR0911 - one way of knowing a line
+def accepts(index: Index, wide: Type, narrow: Type) -> bool | None:  # noqa: C901, PLR0911 - one way of knowing a line
     """Is every `narrow` a `wide`? None if nobody can tell."""
     if wide.literal is not None or narrow.literal is not None:
         if wide.literal is not None:
@@ -193,7 +195,11 @@ def accepts(index: Index, wide: Type, narrow: Type) -> bool | None:  # noqa: PLR
         return None
     if narrow.name in _ABSTRACT.get(wide.name, ()):
         return True
+    if narrow.name in _USED_UP and (wide.path in CONCRETE or wide.name in _LASTING):
+        return False
     if wide.path in CONCRETE and narrow.path in CONCRETE:
+        return False
+    if narrow.path in CONCRETE and _nominal(index, wide.path):
         return False
     inside = index.find(narrow.path)
     if inside is not None and isinstance(inside.obj, Class):
@@ -205,6 +211,14 @@ def accepts(index: Index, wide: Type, narrow: Type) -> bool | None:  # noqa: PLR
         f"builtins.{wide.path}" if "." not in wide.path else wide.path,
     )
     return True if known_type else None
+
+
+def _nominal(index: Index, path: str) -> bool:
+    """Is it a class of the package whose instances its constructor makes, and nothing else is one?"""
+    found = index.find(path)
+    if found is None or not isinstance(found.obj, Class) or index.open_bases(found):
+        return False
+    return not index.inherits(found, "typing.Protocol", "typing.TypedDict", "abc.ABC", "ABCMeta")
 
 
 def _plain(text: str) -> bool:

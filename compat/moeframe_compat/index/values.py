@@ -268,7 +268,13 @@ class _Evaluator:
         if isinstance(made, Symbol) and made.path in _FACTORIES:
             return self._construct(made.path, ())
         if isinstance(made, Symbol):
-            return Symbol("call", made.path)
+            found = self.index.find(made.path)
+            text = found.obj.body.result if found is not None and isinstance(found.obj, Function) else ""
+            node = parse(text) if text else None
+            if node is None or found is None:
+                return Symbol("call", made.path)
+            value = _Evaluator(self.index, found.module, self.depth + 1).value(node)
+            return value if known(value) else Symbol("call", made.path)
         raise _UnknownError
 
     def _ifexp(self, node: ast.IfExp) -> Any:

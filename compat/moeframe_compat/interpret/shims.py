@@ -123,7 +123,15 @@ class Shims:
                 base = self._try(call, {}, fresh)
                 if any(not self._try(call, {name: v}, fresh).same(base) for v in outcomes):
                     return name
-        return ""
+        return next((name for name in fresh if self._mixed_up(call, outcomes, fresh, name)), "")
+
+    def _mixed_up(self, call: Call, outcomes: dict[Any, Outcome], fresh: list[str], name: str) -> bool:
+        """Does every value of the old parameter do what some other value of the new one does?"""
+        if any(not o.decided or o.refused for o in outcomes.values()):
+            return False
+        tried = [self._try(call, {name: v}, fresh) for v in (*outcomes, None)]
+        told = {(o.status, o.result) for o in outcomes.values()}
+        return len(told) > 1 and all(any(o.same(t) for t in tried) for o in outcomes.values())
 
     def _judge(self, call: Call, p: Param, heir: str, base: Outcome, outcomes: dict[Any, Outcome]) -> None:
         symbol = f"{call.symbol}({p.name})"
@@ -236,6 +244,10 @@ class Shims:
     def is_shim(self, symbol: str, name: str) -> bool:
         """Is a kept parameter only an alias of a new one?"""
         return (symbol, name) in self._aliases
+
+    def heir(self, symbol: str, name: str) -> str:
+        """The new parameter that a kept one passes its value on to, "" if it does not."""
+        return self._aliases.get((symbol, name), "")
 
     def positional(self, call: Call, name: str) -> None:
         """Report a shim whose parameter moved."""

@@ -108,6 +108,11 @@ class Body:
         keyword_calls: Keywords it gives to methods of any object: method name to keyword names.
         warns: Text of the deprecation it announces, if any.
         calls: A digest of the names it calls, for telling a rename from a rewrite.
+        result: What a function without parameters returns, where it does nothing else.
+        unpacks: What it calls with `**mapping` of something that is not its own `**kwargs`.
+        hook_calls: Hooks it calls, in order: `name(a, b=None)`; `*` for one whose name is computed.
+        exits: Texts of exit codes it ends with.
+        printed: Keys of the objects it prints as JSON.
     """
 
     raises: list[Raise] = field(default_factory=list)
@@ -123,6 +128,11 @@ class Body:
     keyword_calls: dict[str, list[str]] = field(default_factory=dict)
     warns: str = ""
     calls: str = ""
+    result: str = ""
+    unpacks: list[str] = field(default_factory=list)
+    hook_calls: list[str] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ class Snapshot:
         modules: By dotted path.
         surfaces: Command line, registries, recipes, project file.
         sources: Source text by file, when it was read from files; a snapshot file has none.
+        documents: The same for texts and examples, when it was read from a folder.
     """
 
     package: str
@@ -38,6 +39,7 @@ class Snapshot:
     modules: dict[str, Module] = field(default_factory=dict)
     surfaces: Surfaces = field(default_factory=Surfaces)
     sources: Sources | None = None
+    documents: Sources | None = None
 
     def content(self) -> dict[str, Any]:
         """Plain data: everything but the label and the sources."""
@@ -70,7 +72,9 @@ class Sources:
         data = self._files.get(file)
         if data is None:
             return None
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        encoding = "utf-8"
+        if file.endswith(".py"):
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding, errors="replace")
 
     def mention(self, word: str) -> bool:

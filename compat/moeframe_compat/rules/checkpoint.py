@@ -77,6 +77,9 @@ def saved_keys(index: Index, cls: Found) -> dict[str, str]:
     )
     if not torch and not saves:
         return {}
+    literal = _returned_keys(own)
+    if saves and literal:
+        return literal
     external = any(c.path.startswith("torch.nn") for c in index.mro(cls)) or (torch and not saves)
     out: dict[str, str] = {}
     for c in own.values():
@@ -85,6 +88,16 @@ def saved_keys(index: Index, cls: Found) -> dict[str, str]:
             if not external or text in _MODULE_MAKERS or _is_module(index, c, text):
                 out.setdefault(key, text)
     return out
+
+
+def _returned_keys(own: dict[str, Found]) -> dict[str, str]:
+    """Keys of the dict that the nearest `state_dict` returns, if it returns one that is written out."""
+    for c in own.values():
+        made = c.obj.members.get("state_dict") if isinstance(c.obj, Class) else None
+        if isinstance(made, Function):
+            shapes = [s for s in made.body.returns if s.startswith("dict:") and s != "dict:"]
+            return {key: "returned" for shape in shapes for key in shape.removeprefix("dict:").split(",")}
+    return {}
 
 
 def _is_module(index: Index, cls: Found, text: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from moeframe_compat.index.builtin_types import is_exception
 from moeframe_compat.index.classes import constructor, dataclass_flags, is_dataclass, metaclass
 from moeframe_compat.index.lookup import Found, Index, parse
@@ -257,6 +259,7 @@ def _subclassing(ctx: Context, path: str, old: Found, new: Found) -> None:
         if before is not None and isinstance(before.obj, Function)
         else set()
     )
+    _refusals(ctx, path, old, hook, before)
     for p in hook.obj.params[1:]:
         if p.required and p.name not in had:
             ctx.emit(
@@ -268,6 +271,25 @@ def _subclassing(ctx: Context, path: str, old: Found, new: Found) -> None:
                 was=ctx.old_place(old),
                 why=f"`class X({path.rpartition('.')[2]})` without {p.name}= raises TypeError",
                 fix=f"give {p.name} a default",
+            )
+
+
+def _refusals(ctx: Context, path: str, old: Found, hook: Found, before: Found | None) -> None:
+    """Conditions on the subclass itself under which `__init_subclass__` raises now."""
+    assert isinstance(hook.obj, Function)
+    known = before.obj.body.raises if before is not None and isinstance(before.obj, Function) else []
+    cls = hook.obj.params[0].name if hook.obj.params else "cls"
+    for r in hook.obj.body.raises:
+        if r not in known and re.search(rf"\b{re.escape(cls)}\b", r.guard):
+            ctx.emit(
+                "PY207",
+                path,
+                old="",
+                new=f"refused if {r.guard}",
+                at=ctx.new_place(hook),
+                was=ctx.old_place(old),
+                why=f"subclasses for which `{r.guard}` raise {r.error} where they are defined",
+                fix="warn for one release before refusing",
             )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 
+from moeframe_compat.index.classes import enum_values
+from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.values import evaluate, known, same, show
+from moeframe_compat.model.objects import Class
 from moeframe_compat.model.surfaces import CliOption
 from moeframe_compat.rules.context import Context
 
@@ -153,13 +156,23 @@ def _values(ctx: Context, texts: list[str], side: str, o: CliOption) -> list[obj
     return out
 
 
+def _enum(index: Index, o: CliOption) -> list[object] | None:
+    """What an option takes whose type is an enum: the values of its members."""
+    module = next((p for p, m in index.modules.items() if m.file == o.file), "")
+    text = _type_name(o.type)
+    found = index.name(module, text) if module and text.replace(".", "").isidentifier() else None
+    if found is None or not isinstance(found.obj, Class) or not index.inherits(found, "enum.Enum"):
+        return None
+    values = [evaluate(index, found.path, value) for value in enum_values(index, found).values()]
+    return values if all(known(v) for v in values) else None
+
+
 def _choices(ctx: Context, symbol: str, o: CliOption, n: CliOption, at: tuple[str, int], was: tuple[str, int]) -> None:
-    if n.choices is None:
-        return
-    now = _values(ctx, n.choices, "new", n)
+    now = _values(ctx, n.choices, "new", n) if n.choices is not None else _enum(ctx.new, n)
+    before = _values(ctx, o.choices, "old", o) if o.choices is not None else _enum(ctx.old, o)
     if now is None:
         return
-    if o.choices is None:
+    if o.choices is None and before is None:
         ctx.emit(
             "CL003",
             symbol,
@@ -171,7 +184,6 @@ def _choices(ctx: Context, symbol: str, o: CliOption, n: CliOption, at: tuple[st
             fix="warn for one release before refusing them",
         )
         return
-    before = _values(ctx, o.choices, "old", o)
     lost = [v for v in before or [] if v not in now]
     if lost:
         names = ", ".join(map(show, lost))
@@ -270,7 +282,7 @@ def _added(ctx: Context, old: list[CliOption], new: list[CliOption], gone: set[s
     for n in new:
         if not n.required or n.parser not in parsers or n.parser in gone:
             continue
-        if any(o.parser == n.parser and (set(o.flags) & set(n.flags) or _find(o, [n]) is n) for o in old):
+        if any(o.parser == n.parser and (set(o.flags) & set(n.flags) or _find(o, new) is n) for o in old):
             continue
         ctx.emit(
             "CL005",

@@ -176,6 +176,11 @@ def type_changed(ctx: Context, path: str, f: Field, g: Field, at: Place, was: Pl
         )
 
 
+def is_schema_number(name: str) -> bool:
+    """Does a key say which schema a config follows?"""
+    return bool(_SCHEMA.search(name))
+
+
 def schema_version(ctx: Context, path: str, name: str, before: Any, after: Any, at: Place, was: Place) -> bool:
     """CF013: a schema number that went up; True if the field is one (its default may change)."""
     if (
@@ -216,6 +221,8 @@ def check_validation(ctx: Context) -> None:
         before = _by_name(old_module.members)
         for name, new in _by_name(module.members).items():
             old = before.get(name)
+            if old is None and name.endswith(".__post_init__") and name.rpartition(".")[0] in old_module.members:
+                old = Function(new.name, old_module.members[name.rpartition(".")[0]].line)  # it did nothing
             if old is None or not _is_loader(ctx, path, new, module.members):
                 continue
             had = {key for r in old.body.raises for key in keys if key in r.guard}

@@ -30,6 +30,8 @@ def check_constant(ctx: Context, path: str, old: Found, new: Found) -> None:
         return
     before = ctx.old_value(old.path.rpartition(".")[0], a.value)
     after = ctx.new_value(new.path.rpartition(".")[0], b.value)
+    if isinstance(after, Symbol) and not isinstance(before, Symbol) and _is_value(ctx, after):
+        after = after.args[0]
     if not known(before) or not known(after) or same(before, after):
         return
     at, was = ctx.new_place(new), ctx.old_place(old)
@@ -67,6 +69,12 @@ def check_constant(ctx: Context, path: str, old: Found, new: Found) -> None:
             fix="read both" if rule == "CK004" else "keep the value, or declare the change in the ledger",
             **shown,
         )
+
+
+def _is_value(ctx: Context, member: Symbol) -> bool:
+    """Is a member of an enum a text or number itself?"""
+    cls = ctx.new.find(member.path.rpartition(".")[0]) if member.kind == "enum" and member.args else None
+    return cls is not None and ctx.new.inherits(cls, "enum.StrEnum", "enum.IntEnum", "builtins.str", "builtins.int")
 
 
 def _other_type(before: Any, after: Any) -> bool:

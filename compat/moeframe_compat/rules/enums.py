@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections.abc import Callable
 from typing import Any
 
+from moeframe_compat.index.annotations import alternatives, covers, show
 from moeframe_compat.index.classes import enum_values, plain_fields, required_keys
 from moeframe_compat.index.lookup import Found, Index, parse
 from moeframe_compat.index.values import Symbol, evaluate, known, same
@@ -18,6 +20,19 @@ def check_enum(ctx: Context, path: str, old: Found, new: Found) -> None:
     if not isinstance(new.obj, Class):
         return
     before, now = enum_values(ctx.old, old), enum_values(ctx.new, new)
+    if ctx.old.member(old, "_missing_") is not None and ctx.new.member(new, "_missing_") is None:
+        ctx.emit(
+            "PY309",
+            f"{path}._missing_",
+            old="_missing_",
+            new="",
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why=f"`{path.rpartition('.')[2]}(value)` raises ValueError for the values that it answered",
+            fix="keep _missing_",
+            severity="error",
+            kind="hard",
+        )
     changed = []
     for name, text in before.items():
         if name not in now:
@@ -127,6 +142,19 @@ def _named_fields(index: Index, found: Found) -> list[str] | None:
     return None
 
 
+def _key_types(ctx: Context, old: Found, new: Found, report: Callable[[str, str, str, str, str], None]) -> None:
+    """Keys whose values must be of another type."""
+    fresh = {f.name: f for f in plain_fields(ctx.new, new)}
+    for f in plain_fields(ctx.old, old):
+        g = fresh.get(f.name)
+        before = alternatives(ctx.old, f.module, f.annotation)
+        now = alternatives(ctx.new, g.module, g.annotation) if g is not None else None
+        if before is None or now is None or covers(ctx.new, now, before) is not False:
+            continue
+        a, b = show(before), show(now)
+        report(f.name, a, b, f"type checkers refuse {f.name!r} with {a}", f"keep accepting {a}")
+
+
 def check_typed_dict(ctx: Context, path: str, old: Found, new: Found) -> None:
     """Keys, and which must be given."""
     if not ctx.new.inherits(new, "typing.TypedDict"):
@@ -147,6 +175,7 @@ def check_typed_dict(ctx: Context, path: str, old: Found, new: Found) -> None:
                 f"type checkers refuse dicts without {key!r}",
                 f"make it NotRequired: `{key}: NotRequired[...]`",
             )
+    _key_types(ctx, old, new, report)
     for key, required in before.items():
         if key not in now:
             report(key, "key", "", f"type checkers refuse {key!r}", f"keep {key!r} until its announced removal")

@@ -122,11 +122,10 @@ def check_exports(ctx: Context, gone: set[str]) -> None:
             made = module.members.get(name)
             if name in offered or "__all__" in new.dynamic or (made is not None and furniture(ctx.old, path, made)):
                 continue
-            if ctx.new.find(f"{path}.{name}") is None:
-                continue  # PY001 says it
             old = ctx.old.find(f"{path}.{name}")
-            if old is None or removal_allowed(ctx, old):
-                continue
+            there = ctx.new.find(f"{path}.{name}") is not None
+            if old is None or (not there and not old.external) or removal_allowed(ctx, old):
+                continue  # PY001 says it
             ctx.within(old)
             ctx.emit(
                 "PY004",
@@ -135,7 +134,7 @@ def check_exports(ctx: Context, gone: set[str]) -> None:
                 new="",
                 at=(new.file, 1),
                 was=ctx.old_place(old),
-                why=f"`from {path} import *` no longer gives {name}",
+                why=f"`from {path} import {'*' if there else name}` no longer gives {name}",
                 fix=f"put {name!r} back into __all__ of {path}, or announce its removal first",
             )
 

@@ -1,4 +1,4 @@
-"""HK001-HK010: pluggy hook specifications, found by their markers and compared by hook name."""
+"""HK001-HK006, HK009, HK010: pluggy hook specifications, found by their markers and compared by hook name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from moeframe_compat.model.objects import Attribute, Class, Decorator, Function,
 from moeframe_compat.policy.versions import at_least
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.deprecated import is_deprecated, removal_allowed
+from moeframe_compat.rules.hook_calls import check_calls, check_return
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ def check_hooks(ctx: Context) -> set[str]:
         elif not removal_allowed(ctx, spec.found):
             _removed(ctx, spec, [n for n in now if n not in before])
     ctx.outside()
+    check_calls(ctx, [name for name in before if name in now])
     _projects(ctx)
     return {s.found.path for s in before.values()}
 
@@ -173,6 +175,7 @@ def _compare(ctx: Context, old: Spec, new: Spec) -> None:
                 why=effect,
                 fix=f"keep {word}={a}, and add a new hook for the other contract",
             )
+    check_return(ctx, old.found, new.found)
     if is_deprecated(new.found) and not new.warns:
         ctx.emit(
             "HK010",

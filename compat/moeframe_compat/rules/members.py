@@ -52,6 +52,8 @@ def check_members(ctx: Context, path: str, old: Found, new: Found, shims: Shims)
     fields = is_dataclass(ctx.old, old) or ctx.old.inherits(old, "typing.NamedTuple")
     for member in own_members(ctx, old):
         name = member.path.rpartition(".")[2]
+        if member.path in ctx.scratch["hooks"]:
+            continue  # pluggy calls it, by its own rules
         if isinstance(member.obj, Attribute) and (
             enum or (fields and member.obj.annotation and not member.obj.instance)
         ):
@@ -109,6 +111,7 @@ def _method(ctx: Context, path: str, owner: Found, old: Found, new: Found, shims
     if not isinstance(new.obj, Function):
         _method_to_value(ctx, path, old, new)
         return
+    _final(ctx, path, old, new)
     check_window(ctx, path, old, new)
     if old.obj.role != new.obj.role:
         words = {"function": "method", "property": "property"}
@@ -324,6 +327,22 @@ def _families(ctx: Context) -> dict[str, Found]:
     return found
 
 
+def _final(ctx: Context, path: str, old: Found, new: Found) -> None:
+    assert isinstance(old.obj, Function)
+    assert isinstance(new.obj, Function)
+    if new.obj.decorated("final") and not old.obj.decorated("final"):
+        ctx.emit(
+            "PY205",
+            path,
+            old="may be overridden",
+            new="@final",
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why="type checkers refuse existing overrides",
+            fix="announce it one release ahead",
+        )
+
+
 def _collisions(ctx: Context, path: str, old: Found, new: Found) -> None:
     """PY209: methods that are new in the class and called by its older ones: a subclass may have one of that name."""
     assert isinstance(new.obj, Class)
@@ -333,7 +352,7 @@ def _collisions(ctx: Context, path: str, old: Found, new: Found) -> None:
     called = {
         name
         for method, m in new.obj.members.items()
-        if isinstance(m, Function) and method in old.obj.members and not method.startswith("__")
+        if isinstance(m, Function) and method in old.obj.members and not method.startswith("__") and not m.body.warns
         for name in m.body.self_calls
     }
     for name, m in new.obj.members.items():

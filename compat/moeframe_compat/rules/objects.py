@@ -129,6 +129,10 @@ def _not_callable(ctx: Context, found: Found, side: str = "new") -> bool:
         return False
     index = ctx.new if side == "new" else ctx.old
     value = evaluate(index, found.path.rpartition(".")[0], found.obj.value)
+    if isinstance(value, Symbol) and value.kind == "call":
+        made = index.find(value.path)
+        known_class = made is not None and isinstance(made.obj, Class) and not index.open_bases(made)
+        return known_class and made is not None and index.member(made, "__call__") is None
     return not isinstance(value, Symbol) and parse(found.obj.value) is not None
 
 

@@ -101,7 +101,7 @@ class ParamCheck:
                 f"`{p.name}=...` raises TypeError: it is positional-only now",
                 f"keep {p.name} before any `/` out of the signature",
             )
-        if p.positional and not q.positional and not self.call.keyword_only:
+        if p.positional and not q.positional and not self.call.keyword_only and not self._heir_in_place(p):
             self.emit(
                 "PY106",
                 p.name,
@@ -112,6 +112,12 @@ class ParamCheck:
             self.emit("PY104", p.name, f"calls without {p.name} raise TypeError", f"keep the default {p.default}")
         elif p.default is not None and q.default is not None and self.call.defaults:
             self._default(p, q)
+
+    def _heir_in_place(self, p: Param) -> bool:
+        """Does what an alias passes its value on to take its position too?"""
+        now = [q.name for q in self.new if q.positional]
+        at = [q.name for q in self.old if q.positional].index(p.name)
+        return at < len(now) and now[at] == self.shims.heir(self.call.symbol, p.name)
 
     def _default(self, p: Param, q: Param) -> None:
         assert p.default is not None

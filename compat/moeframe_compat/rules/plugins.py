@@ -1,14 +1,16 @@
-"""PL001-PL004: registries, entry points, scripts."""
+"""PL001-PL005: registries, entry points, scripts, the number of the plugin contract."""
 
 from __future__ import annotations
 
 import difflib
+import re
 
 from moeframe_compat.index.classes import constructor
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.signatures import effective
+from moeframe_compat.index.values import known, same, show
 from moeframe_compat.interpret.shims import Shims
-from moeframe_compat.model.objects import Class, Function, Param
+from moeframe_compat.model.objects import Attribute, Class, Function, Param
 from moeframe_compat.model.surfaces import Registration
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.params import Call, ParamCheck
@@ -133,6 +135,35 @@ def _groups(ctx: Context) -> None:
                 was=(g.file, g.line),
                 why=f"plugins that advertise under {g.name!r} are no longer found",
                 fix=f"read {g.name!r} too",
+            )
+
+
+_API_VERSION = re.compile(r"(^|_)(API|ABI|PROTOCOL|INTERFACE|CONTRACT|HOOKS?)_(VERSION|LEVEL|REVISION)$")
+_CONTRACT = ("HK", "PA")
+
+
+def check_api_version(ctx: Context) -> None:
+    """PL005: a number that tells plugins which contract holds, and a contract that changed without it."""
+    broken = next((f for f in ctx.findings if f.breaking and (f.rule[:2] in _CONTRACT or f.rule == "PL003")), None)
+    for path, entry in sorted(ctx.old_surface.items()):
+        obj = entry.found.obj
+        new = ctx.new.find(path)
+        if broken is None or not isinstance(obj, Attribute) or not _API_VERSION.search(obj.name):
+            continue
+        if new is None or not isinstance(new.obj, Attribute) or obj.value is None or new.obj.value is None:
+            continue
+        scope = path.rpartition(".")[0]
+        before, now = ctx.old_value(scope, obj.value), ctx.new_value(new.module, new.obj.value)
+        if known(before) and same(before, now):
+            ctx.emit(
+                "PL005",
+                path,
+                old=show(before),
+                new=show(now),
+                at=ctx.new_place(new),
+                was=ctx.old_place(entry.found),
+                why=f"plugins that ask for {show(before)} are loaded and fail: {broken.symbol}",
+                fix=f"raise {obj.name}, and refuse plugins made for another number",
             )
 
 

@@ -56,7 +56,7 @@ class Kernels:
         """Write x times the transposed weights to `out_RO`."""
         if splits:
             factors = self.weights(weights, out_RO.dtype, transposed=False)
-            self._multiply(factors, operands, [out_RO], "TN", splits)
+            self._multiply(factors, operands, [out_RO], "TN", splits, joined=True)
 
     def input_gradient(
         self, grad_RO: torch.Tensor, weights: list[torch.Tensor], out_RI: torch.Tensor, splits: list[int]
@@ -64,14 +64,16 @@ class Kernels:
         """Write the output's gradient times the weights to `out_RI`."""
         if splits:
             factors = self.weights(weights, out_RI.dtype, transposed=True)
-            self._multiply(factors, self.gradients(grad_RO, splits, transposed=False), [out_RI], "NN", splits)
+            gradients = self.gradients(grad_RO, splits, transposed=False)
+            self._multiply(factors, gradients, [out_RI], "NN", splits, joined=True)
 
     def weight_gradient(
         self, operands: list[Operand], grad_RO: torch.Tensor, out: list[torch.Tensor], splits: list[int]
     ) -> None:
         """Write the transposed gradient times the input to the matrices (O, I) of `out`."""
         if splits:
-            self._multiply(operands, self.gradients(grad_RO, splits, transposed=True), out, "NT", None)
+            gradients = self.gradients(grad_RO, splits, transposed=True)
+            self._multiply(operands, gradients, out, "NT", splits, joined=False)
 
     def _multiply(
         self,
@@ -79,9 +81,11 @@ class Kernels:
         b: list[Operand],
         out: list[torch.Tensor],
         layout: Literal["TN", "NN", "NT"],
-        splits: list[int] | None,
+        splits: list[int],
+        *,
+        joined: bool,
     ) -> None:
-        """Run one product, or a group of them; with `splits` the group's results lie in one tensor."""
+        """Run one product, or a group of them; `joined`: the group's results lie in one tensor."""
         if len(a) == 1:
             self.engine.general_gemm(a[0], b[0], out_dtype=out[0].dtype, out=out[0], layout=layout)
             return
@@ -93,7 +97,7 @@ class Kernels:
             out[0].dtype,
             layout=layout,
             m_splits=splits,
-            single_output=splits is not None,
+            single_output=joined,
             use_split_accumulator=True,
         )
 
@@ -111,7 +115,7 @@ class BFloat16Kernels(Kernels):
 
     def weights(self, weights: list[torch.Tensor], dtype: torch.dtype, *, transposed: bool) -> list[Operand]:  # noqa: ARG002
         """See `Kernels.weights`."""
-        return [weight.to(dtype) for weight in weights]
+        return [weight.to(dtype).contiguous() for weight in weights]
 
     def gradients(self, grad_RO: torch.Tensor, splits: list[int], *, transposed: bool) -> list[Operand]:  # noqa: ARG002
         """See `Kernels.gradients`."""
@@ -140,7 +144,7 @@ class BlockwiseKernels(Kernels):
     def weights(self, weights: list[torch.Tensor], dtype: torch.dtype, *, transposed: bool) -> list[Operand]:  # noqa: ARG002
         """See `Kernels.weights`; from the weights' own dtype."""
         quantizer = self.engine.block_quantizer(block_dim=2, rowwise=not transposed, columnwise=transposed)
-        return [quantizer(weight) for weight in weights]
+        return [quantizer(weight.contiguous()) for weight in weights]
 
     def gradients(self, grad_RO: torch.Tensor, splits: list[int], *, transposed: bool) -> list[Operand]:
         """See `Kernels.gradients`."""

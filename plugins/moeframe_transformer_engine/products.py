@@ -39,7 +39,8 @@ def product(
     splits = (x_RI.numel() // x_RI.shape[-1],) if counts is None else counts
     groups = _Groups(kernels, splits)
     grad = torch.is_grad_enabled()
-    x, weights = x_RI.detach().flatten(0, -2), weight_EOI.detach()
+    # Transformer Engine reads memory as if every factor were contiguous.
+    x, weights = x_RI.detach().reshape(-1, x_RI.shape[-1]).contiguous(), weight_EOI.detach()
     out = x.new_empty(shape)
     with torch.no_grad():
         operands = kernels.activations(x, groups.splits, for_weights=grad and weight_EOI.requires_grad)

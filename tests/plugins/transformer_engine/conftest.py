@@ -107,6 +107,8 @@ class Fake:
         first, second = layout
         if isinstance(a, torch.Tensor):
             assert a.dtype == b.dtype == torch.bfloat16
+            assert a.is_contiguous()
+            assert b.is_contiguous()
             a_ = a if first == "T" else a.T
             b_ = b.T if second == "T" else b
             return b_.float() @ a_.float().T
@@ -123,6 +125,7 @@ class Fake:
     ):
         self.calls.append(("grouped", layout))
         assert len(A) == len(B) == len(quantization_params)
+        assert len(m_splits) == len(A)
         results = out[0].split(m_splits) if single_output else out
         for a, b, result in zip(A, B, results, strict=True):
             assert (result.dtype, result.is_contiguous()) == (out_dtype, True)

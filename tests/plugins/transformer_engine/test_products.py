@@ -128,6 +128,16 @@ def test_recomputing_gives_the_same_gradients(kernels):
     assert torch.equal(weight.grad, wanted[1])
 
 
+def test_inputs_and_gradients_of_any_strides_are_taken(kernels):
+    x, weight, grad = tensors()
+    product(kernels, x, weight, COUNTS).backward(grad)
+    wanted, weight.grad = (x.grad, weight.grad), None
+    across = x.detach().T.contiguous().T.requires_grad_()
+    product(kernels, across, weight, COUNTS).backward(grad.T.contiguous().T)
+    assert torch.equal(across.grad, wanted[0])
+    assert torch.equal(weight.grad, wanted[1])
+
+
 def test_an_expanded_gradient_is_taken(kernels):
     x, weight, _ = tensors()
     product(kernels, x, weight, COUNTS).sum().backward()

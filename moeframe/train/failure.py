@@ -116,7 +116,7 @@ def root_cause(log_dir: Path, own: Failure) -> Failure:
 
 
 @contextmanager
-def watching_the_others(log_dir: Path, rank: int, ending: Callable[[], None]) -> Iterator[None]:
+def watching_the_others(log_dir: Path, rank: int, ending: Callable[[], None] | None = None) -> Iterator[None]:
     """End this process soon after another rank has reported a failure of its own; `ending` is called just before.
 
     A rank that waits inside a collective runs no Python signal handler, and some backends never notice that a peer is
@@ -132,7 +132,8 @@ def watching_the_others(log_dir: Path, rank: int, ending: Callable[[], None]) ->
                 _LOG.error("%s", message)
                 sys.stderr.write(f"error: {message}\n")
                 sys.stderr.flush()
-                ending()
+                if ending is not None:
+                    ending()
                 os._exit(others[0].exit_code)
 
     thread = threading.Thread(target=watch, name="moeframe-failure-watch", daemon=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import warnings
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -59,6 +60,13 @@ def version() -> str:
         return "megatron_fsdp of no installed distribution"
 
 
+def _package() -> Any:
+    with warnings.catch_warnings():
+        # About parts of the package that quantize weights, which are not used here.
+        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed", category=UserWarning)
+        return importlib.import_module("megatron_fsdp")
+
+
 def require_known(package: Any) -> None:
     """Require the classes and methods that this plugin calls.
 
@@ -90,7 +98,7 @@ class Engine:
     """
 
     def __init__(self, model: nn.Module, mesh: Meshes, precision: Precision, options: MegatronFsdpOptions) -> None:
-        package = importlib.import_module("megatron_fsdp")
+        package = _package()
         require_known(package)
         self.zero: int = options.zero
         alone = mesh.group("pp")

@@ -145,4 +145,4 @@ def _torch_step(gradient: float) -> float:
     torch.optim.AdamW(
         [weight], lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay
     ).step()
-    return float(weight)
+    return float(weight.detach())

@@ -2,7 +2,7 @@
 
 Two optimizer steps of the tiny model; losses relative to the reference's, gradients and parameters by
 ``|a - b| / |b|`` of a tensor's norm. float32: 1e-5 and 1e-4 (design, section 6). bfloat16 rounds each sum of a token's
-rows once on each rank where one process rounds once in all, and its products add in another order: 1e-2 and 5e-2. The
+rows once on each rank where one process rounds once in all, and its products add in another order: 1e-3 and 5e-2. The
 routing is prescribed, so that no rounding sends a token elsewhere.
 """
 
@@ -33,7 +33,7 @@ SMALL = (
 )
 ONLY_ON_GPUS = {"deepep", "hybridep"}
 """What no CPU can prove: such combinations go into the file of results."""
-TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (1e-2, 5e-2)}
+TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (1e-3, 5e-2)}
 
 CELLS = [
     (precision, dispatcher, sharding, schedule, recompute)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from moeframe.errors import JobFailedError
-from moeframe.hooks.offers import DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
+from moeframe.hooks.offers import ComputeOffer, DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
 from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.precision import DtypeName, Precision
 from moeframe.testing.ranks import RankPool
@@ -210,9 +210,43 @@ def _on(layout: Degrees, name: str, call: Callable[[], None]) -> Trial:
     return Trial(check=f"{name}, {_words(layout)}", ranks=layout.world, call=call)
 
 
+def _compute_trials(offer: Offer, device: Device, folder: Path) -> Iterator[Trial]:  # noqa: ARG001  one signature
+    from moeframe.testing import compute_checks as checks
+
+    offer = cast("ComputeOffer", offer)
+    for dtype in _DTYPES:
+        subject = checks.Subject(offer=offer, options={}, device=device, dtype=dtype)
+        traits = subject.traits
+        unknown = "" if dtype in traits.dtypes else f"dtypes leaves out {dtype}"
+
+        def trial(name: str, check: Callable[..., None], *arguments: Any, excluded: str = "", **named: Any) -> Trial:
+            call = partial(check, subject, *arguments, **named)  # noqa: B023  called before the next subject
+            return Trial(check=f"{name} in {dtype}", ranks=1, call=call, excluded=unknown or excluded)  # noqa: B023
+
+        yield trial("parameters", checks.check_parameters)
+        for leading in ((2, 8), (3, 5), (0,)):
+            yield trial(f"linear of {' x '.join(map(str, leading))} rows", checks.check_linear, leading)
+        yield trial("norm", checks.check_norm)
+        for name in checks.ROWS:
+            for on_host in (True, False):
+                known = "" if on_host else ", counts on the device"
+                yield trial(f"experts, {name}{known}", checks.check_experts, name, on_host=on_host)
+        for masked in (False, True):
+            for size in (8, 16):
+                words = f"attention, values of {size}{', masked' if masked else ''}"
+                yield trial(words, checks.check_attention, size, masked=masked)
+        yield trial(
+            "freed rows", checks.check_freed_inputs, excluded="saves_expert_input" if traits.saves_expert_input else ""
+        )
+        yield trial("freed outputs", checks.check_freed_outputs)
+        excluded = "" if traits.splits_expert_backward else "splits_expert_backward is false"
+        yield trial("postponed weight gradients", checks.check_postponed_weights, excluded=excluded)
+
+
 KITS: Final[dict[str, Callable[[Any, Device, Path], Iterator[Trial]]]] = {
     "dispatcher": _dispatcher_trials,
     "sharding": _sharding_trials,
     "schedule": _schedule_trials,
+    "compute": _compute_trials,
 }
 """The kits by kind of offer."""

@@ -66,6 +66,8 @@ class Needs:
     tools: tuple[ToolNeed, ...] = ()
     device_kinds: tuple[str, ...] = ("cpu", "cuda")
     compute_capability: tuple[int, int] | None = None
+    notices: tuple[str, ...] = ()
+    """Distributions that change how the backend works where they are installed; a run records their versions too."""
 
 
 @dataclass(frozen=True, kw_only=True)

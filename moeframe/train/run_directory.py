@@ -92,11 +92,25 @@ class RunDirectory:
         part.replace(target)
 
     def write_environment(
-        self, world: World, *, device: str, plugins: Sequence[str], launch: Mapping[str, Any] | None
+        self,
+        world: World,
+        *,
+        device: str,
+        plugins: Sequence[str],
+        launch: Mapping[str, Any] | None,
+        distributions: Sequence[str] = (),
     ) -> None:
-        """Record versions, launcher and machine; `launch` is what restarts of the same job share."""
+        """Record versions, launcher and machine.
+
+        Args:
+            world: of the job.
+            device: its kind.
+            plugins: where they come from.
+            launch: what restarts of the same job share.
+            distributions: whose versions matter besides the usual ones, where they are installed.
+        """
         versions = {}
-        for distribution in _DISTRIBUTIONS:
+        for distribution in (*_DISTRIBUTIONS, *distributions):
             try:
                 versions[distribution] = version(distribution)
             except PackageNotFoundError:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
+from moeframe.config.compose import Composition
 from moeframe.config.load import load_recipe
 from moeframe.debug.probes import TorchProbe, on_compiling
 from moeframe.errors import JobFailedError, MoeframeError
@@ -116,7 +117,24 @@ def _record(run_dir: RunDirectory, job: Job) -> None:
     if job.world.rank == 0:
         run_dir.write_json("ranks.json", ranks)
         device = str(job.meshes.device.type)
-        run_dir.write_environment(job.world, device=device, plugins=_origins(job), launch=launch_identity(job.world))
+        run_dir.write_environment(
+            job.world,
+            device=device,
+            plugins=_origins(job),
+            launch=launch_identity(job.world),
+            distributions=_distributions(job.composition),
+        )
+
+
+def _distributions(composition: Composition) -> list[str]:
+    """Return what the job's backends need or take notice of, by the names of packages."""
+    parts = (composition.dispatcher, composition.sharding, composition.schedule, composition.compute, composition.data)
+    found: list[str] = []
+    for part in parts:
+        needs = part.offer.needs
+        found += [need.distribution or need.name.partition(".")[0] for need in needs.modules]
+        found += needs.notices
+    return sorted(set(found))
 
 
 def _origins(job: Job) -> list[str]:

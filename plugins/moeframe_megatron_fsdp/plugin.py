@@ -61,6 +61,8 @@ def moeframe_offer_shardings() -> list[ShardingOffer]:
                     ),
                 ),
                 device_kinds=("cuda",),
+                # The package takes classes of Megatron-Core in place of its own, and kernels of Transformer Engine.
+                notices=("megatron-core", "transformer-engine"),
             ),
         )
     ]

@@ -65,7 +65,7 @@ def test_problems_go_to_stderr_one_a_line_with_exit_code_2(moeframe) -> None:
         "dp_replicate 1) and the 8 experts. Legal: 1. More processes allow more: raise launch.nproc_per_node or "
         "launch.nnodes.",
         "  dispatcher.name=locale: dispatcher.name: 'locale': no installed plugin offers it. Offered: allgather, "
-        "alltoall, local. Did you mean 'local'?",
+        "alltoall, deepep, hybridep, local. Did you mean 'local'?",
     ]
 
 

@@ -193,7 +193,7 @@ def _by_hand(counts: tuple[int, ...]) -> Callable[..., torch.Tensor]:
     return formula
 
 
-def check_experts(subject: Subject, name: str, *, on_host: bool) -> None:
+def check_experts(subject: Subject, name: str, on_host: bool) -> None:  # noqa: FBT001  called by position
     """Rows pass their expert, spare rows nothing, whatever they hold; experts without rows get zero gradients."""
     counts, spare = ROWS[name]
     experts, used = _experts(subject, counts), sum(counts)
@@ -210,7 +210,7 @@ def check_experts(subject: Subject, name: str, *, on_host: bool) -> None:
     _check(subject, experts, call, _by_hand(counts), [rows, gates])
 
 
-def check_attention(subject: Subject, value_size: int, *, masked: bool) -> None:
+def check_attention(subject: Subject, value_size: int, masked: bool) -> None:  # noqa: FBT001  called by position
     """Causal softmax of scaled scores, with and without a mask, values of another size than keys."""
     compute, scale = subject.build(), 0.3
     q, k, v = (subject.tensor(2, 3, 9, size, seed=seed) for seed, size in enumerate((16, 16, value_size)))

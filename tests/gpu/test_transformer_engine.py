@@ -11,14 +11,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
+from moeframe_transformer_engine import plugin
 
 from moeframe.config.load import load_recipe
 from moeframe.protocols.compute import ComputeContext
 from moeframe.protocols.precision import Precision
+from moeframe.testing.compute_suite import ComputeConformance
 from moeframe.train.assemble import assemble
 from moeframe.train.trainer import Computed, Trainer
 
@@ -33,6 +36,17 @@ FP8 = (*TE, "compute.options.precision=fp8_blockwise")
 @pytest.fixture(autouse=True)
 def _needs_it(require_usable):
     require_usable("compute", "te")
+
+
+class TestBFloat16(ComputeConformance):
+    (offer,) = plugin.moeframe_offer_computes()
+    device = "cuda"
+
+
+class TestFP8(TestBFloat16):
+    options: ClassVar = {"precision": "fp8_blockwise"}
+    # Products of two rounded factors, one after another.
+    distance = 2 * FP8_BOUND
 
 
 def computes():

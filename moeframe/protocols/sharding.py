@@ -48,7 +48,8 @@ class ShardingTraits:
     """Works with `parallel.pp` > 1."""
     runs_phases: bool = False
     """A model may be run phase by phase: by its units' modules and `Unit.methods`, never the root, after
-    `ShardedModel.hold_gradients`, and with a backward for each phase."""
+    `ShardedModel.hold_gradients`, with a backward for each phase, and weight gradients that are added to ``.grad``
+    later, past autograd's hooks."""
 
 
 Spread = Literal["whole", "replica", "all"]

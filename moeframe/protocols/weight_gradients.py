@@ -2,7 +2,8 @@
 
 The gradient of an input is what the rest of a backward waits for; that of a weight is wanted at the end of the step. A
 schedule that has something to do in between calls the backward inside `postponing`; a module that can split its
-backward hands the rest to `postpone`.
+backward hands the rest to `postpone`. Work that was postponed adds to ``.grad`` of leaves by itself: hooks of autograd
+on gradients do not run.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,10 @@ class _Subject:
     def __init__(self, name: str, schedule: Schedule) -> None:
         self.name = name
         self.schedule = schedule
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was measured."""
         self.steps_ms: list[float] = []
         self.peak_bytes = 0
         self.reserved_bytes = 0
@@ -64,18 +68,13 @@ def measure(settings: Settings) -> dict[str, Any]:
     loaded = read_recipe(Path(settings.recipe), settings.overrides)
     with assemble(loaded, plugins=settings.plugins) as job:
         device = job.meshes.device
-        if settings.slow_us:
-            slow_down(job.model, settings.slow_us, device)
         trainer = Trainer(job, progress=False)
         subjects = [*_subjects(job)]
-        for subject in subjects:
-            _step(job, trainer, subject.schedule)
-        for _ in range(settings.rounds):
-            for subject in subjects:
-                _timed(job, trainer, subject)
+        passes = [_pass(job, trainer, subjects, settings.rounds, slow_us=0.0)]
         layer_bytes = _layer_bytes(job, trainer, subjects[0])
-        for subject in subjects[:2]:
-            subject.kernels = _profiled(job, trainer, subject)
+        if settings.slow_us:
+            slow_down(job.model, settings.slow_us, device)
+            passes.append(_pass(job, trainer, subjects[:2], settings.rounds, slow_us=settings.slow_us))
         composition, train = job.composition, job.recipe.train
         return {
             "name": job.recipe.name,
@@ -87,10 +86,22 @@ def measure(settings: Settings) -> dict[str, Any]:
             "torch": torch.__version__,
             "micro_batches": composition.num_micro_batches,
             "tokens": train.micro_batch_size * train.seq_len,
-            "slow_us": settings.slow_us,
             "layer_bytes": layer_bytes,
-            "schedules": [_data(subject, job) for subject in subjects],
+            "passes": passes,
         }
+
+
+def _pass(job: Job, trainer: Trainer, subjects: Sequence[_Subject], rounds: int, *, slow_us: float) -> dict[str, Any]:
+    """Warm up, time all in turn, profile the first two; return it as data."""
+    for subject in subjects:
+        subject.forget()
+        _step(job, trainer, subject.schedule)
+    for _ in range(rounds):
+        for subject in subjects:
+            _timed(job, trainer, subject)
+    for subject in subjects[:2]:
+        subject.kernels = _profiled(job, trainer, subject)
+    return {"slow_us": slow_us, "schedules": [_data(subject, job) for subject in subjects]}
 
 
 def _subjects(job: Job) -> Iterator[_Subject]:

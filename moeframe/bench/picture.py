@@ -53,20 +53,25 @@ def build_figure(data: Mapping[str, Any]) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
-    panels = [(schedule, found) for schedule in data["schedules"] if (found := read_slots(schedule.get("slots", ())))]
-    width = max((slot.end for _, found in panels for slot in found), default=1.0)
-    rows = [_streams(found, width) for _, found in panels]
+    panels = [
+        (schedule, one["slow_us"], found)
+        for one in data["passes"]
+        for schedule in one["schedules"]
+        if (found := read_slots(schedule.get("slots", ())))
+    ]
+    width = max((slot.end for *_, found in panels for slot in found), default=1.0)
+    rows = [_streams(found, width) for *_, found in panels]
     with _styled():
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
         figure = Figure(figsize=(12, 1.1 + sum(0.75 + 0.5 * len(streams) for streams in rows)), dpi=110, layout=layout)
         axes = figure.subplots(
             len(panels), 1, squeeze=False, sharex=True, height_ratios=[1 + len(streams) for streams in rows]
         )
-        for ax, (schedule, found), streams in zip(axes[:, 0], panels, rows, strict=True):
-            _draw_panel(ax, schedule, found, streams, width)
+        for ax, (schedule, slow_us, found), streams in zip(axes[:, 0], panels, rows, strict=True):
+            _draw_panel(ax, found, streams, width)
+            ax.set_title(_title(schedule, slow_us))
         axes[-1, 0].set_xlabel("ms")
-        slowed = f"; exchanges slowed by {data['slow_us']:g} us each" if data["slow_us"] else ""
-        figure.suptitle(f"{data['name']}, {data['dispatcher']}, {data['device']}{slowed}", x=0.008, ha="left")
+        figure.suptitle(f"{data['name']}, {data['dispatcher']}, {data['device']}", x=0.008, ha="left")
         shown = [phase for phase in ("attend", "dispatch", "experts", "combine") if _has(panels, phase)]
         handles = [Patch(color=_COLOURS[phase], label=phase) for phase in shown]
         handles.append(Patch(facecolor="#dddddd", hatch="////", edgecolor="white", label="backward"))
@@ -74,8 +79,16 @@ def build_figure(data: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _has(panels: Sequence[tuple[Any, Sequence[Slot]]], phase: str) -> bool:
-    return any(slot.phase == phase for _, found in panels for slot in found)
+def _has(panels: Sequence[tuple[Any, float, Sequence[Slot]]], phase: str) -> bool:
+    return any(slot.phase == phase for *_, found in panels for slot in found)
+
+
+def _title(schedule: Mapping[str, Any], slow_us: float) -> str:
+    slowed = f", exchanges slowed by {slow_us:g} us each" if slow_us else ""
+    hidden = schedule["communication"]["share"]
+    return (
+        f"{schedule['name']}{slowed}: {schedule['step_ms']:.0f} ms a step, {hidden:.0%} of dispatch and combine hidden"
+    )
 
 
 def _streams(found: Sequence[Slot], width: float) -> list[int]:
@@ -90,9 +103,7 @@ def _streams(found: Sequence[Slot], width: float) -> list[int]:
     return sorted(shown, key=lambda stream: (sends.get(stream, 0.0) / busy[stream], stream))
 
 
-def _draw_panel(
-    ax: Axes, schedule: Mapping[str, Any], found: Sequence[Slot], streams: Sequence[int], width: float
-) -> None:
+def _draw_panel(ax: Axes, found: Sequence[Slot], streams: Sequence[int], width: float) -> None:
     for row, stream in enumerate(streams):
         for slot in found:
             if slot.stream != stream:
@@ -116,10 +127,6 @@ def _draw_panel(
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(-0.6, len(streams) - 0.4)
     ax.set_xlim(0, width / 1e3)
-    hidden = schedule["communication"]["share"]
-    ax.set_title(
-        f"{schedule['name']}: {schedule['step_ms']:.0f} ms a step, {hidden:.0%} of dispatch and combine hidden"
-    )
 
 
 @contextmanager

@@ -12,7 +12,6 @@ _GIB: Final = 2**30
 
 def lines(data: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report of what `moeframe.bench.overlap` wrote."""
-    plain, own, kept = data["schedules"]
     yield (
         f"{data['name']}: dispatcher {data['dispatcher']}, sharding {data['sharding']}, {data['world_size']} x "
         f"{data['device']}, torch {data['torch']}"
@@ -21,38 +20,35 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
         f"{data['micro_batches']} micro-batches of {data['tokens']} tokens a rank and step; a step is forward, "
         "backward and the sum of gradients"
     )
-    if data["slow_us"]:
-        yield f"SLOWED: each dispatch and combine, forward or backward, takes {data['slow_us']:g} us longer on purpose"
-    yield ""
-    yield f"{'schedule':<34}{'step ms':>10}{'':>10}{'peak GiB':>10}{'':>10}"
-    for schedule in (plain, own, kept):
-        faster = 1 - schedule["step_ms"] / plain["step_ms"]
-        more = (schedule["peak_bytes"] - plain["peak_bytes"]) / _GIB
-        yield (
-            f"{schedule['name']:<34}{schedule['step_ms']:>10.1f}{_signed(-100 * faster, '%'):>10}"
-            f"{schedule['peak_bytes'] / _GIB:>10.2f}{_signed(more, ''):>10}"
-        )
-    yield f"steps (ms): {'; '.join(_steps(schedule) for schedule in (plain, own, kept))}"
     yield (
-        "peak: device memory over parameters and optimizer state, the worst rank's; one layer's activations are "
-        f"{data['layer_bytes'] / _GIB:.2f} GiB"
+        "peak: device memory over parameters and optimizer state; one layer's activations are "
+        f"{data['layer_bytes'] / _GIB:.2f} GiB. hidden: kernels of dispatch and combine that ran beside kernels of "
+        "other phases on another stream, in one profiled step of rank 0; ceiling: if all that has a partner were hidden"
     )
-    yield ""
-    yield f"{'dispatch and combine':<34}{'ms':>10}{'hidden':>10}{'ceiling':>10}{'of paired':>10}"
-    for schedule in (plain, own):
-        found = schedule["communication"]
-        yield (
-            f"{schedule['name']:<34}{found['total_ms']:>10.1f}{found['share']:>10.1%}{found['ceiling']:>10.1%}"
-            f"{found['paired_share']:>10.1%}"
-        )
-    yield (
-        "hidden: kernels of dispatch and combine that ran beside kernels of other phases on another stream, in one "
-        "profiled step of rank 0; ceiling: if all that has a partner were hidden"
-    )
+    for one in data["passes"]:
+        yield ""
+        yield from _pass(one)
 
 
-def _signed(value: float, unit: str) -> str:
-    return f"({value:+.1f}{unit})" if unit else f"({value:+.2f})"
+def _pass(one: Mapping[str, Any]) -> Iterator[str]:
+    if one["slow_us"]:
+        yield f"SLOWED: each dispatch and combine, forward or backward, takes {one['slow_us']:g} us longer on purpose"
+    schedules = one["schedules"]
+    headings = f"{'peak GiB':>9}{'':>9}{'comm ms':>9}{'hidden':>8}{'ceiling':>8}{'of paired':>10}"
+    yield f"{'schedule':<32}{'step ms':>9}{'':>9}{headings}"
+    for schedule in schedules:
+        change = 100 * (schedule["step_ms"] / schedules[0]["step_ms"] - 1)
+        more = (schedule["peak_bytes"] - schedules[0]["peak_bytes"]) / _GIB
+        row = (
+            f"{schedule['name']:<32}{schedule['step_ms']:>9.1f}{f'({change:+.1f}%)':>9}"
+            f"{schedule['peak_bytes'] / _GIB:>9.2f}{f'({more:+.2f})':>9}"
+        )
+        found = schedule.get("communication")
+        if found is not None:
+            shares = f"{found['share']:>8.1%}{found['ceiling']:>8.1%}{found['paired_share']:>10.1%}"
+            row += f"{found['total_ms']:>9.1f}{shares}"
+        yield row
+    yield f"steps (ms): {'; '.join(_steps(schedule) for schedule in schedules)}"
 
 
 def _steps(schedule: Mapping[str, Any]) -> str:

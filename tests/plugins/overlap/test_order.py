@@ -64,5 +64,5 @@ def test_a_layer_meets_the_one_at_the_other_end() -> None:
 
 
 def test_a_phase_that_no_turn_knows_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="phases without a turn in a pair: .*route"):
+    with pytest.raises(AssertionError, match=r"phases without a turn in a pair: .*route"):
         [*paired(model(("attend", "route")))]

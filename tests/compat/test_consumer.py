@@ -102,3 +102,47 @@ def test_the_pytest_helper_fails_with_the_places(releases: Path) -> None:
     fail_if_broken("mine", package="moe", old="dir:v1", new="dir:v1b")
     with pytest.raises(pytest.fail.Exception, match=r"plugin.py:10: error PY102"):
         fail_if_broken("mine", package="moe", old="dir:v1", new="dir:v2")
+
+
+DECLARED = """
+[[rename]]
+surface = "config"
+old = "run.enable"
+new = "run.use"
+since = "0.2.0"
+remove_in = "0.4.0"
+[[rename]]
+surface = "python"
+old = "moe.route(num)"
+new = "moe.route(count)"
+since = "0.2.0"
+remove_in = "0.4.0"
+"""
+RELEASE = """
+from dataclasses import dataclass
+__version__ = '{version}'
+@dataclass
+class RunConfig:
+    {key}: bool = False
+def route(x, {parameter}=1): return x
+"""
+
+
+def test_old_names_that_still_work_are_told_of_and_fail_nothing(
+    releases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, version, key, parameter in (("d1", "0.1.0", "enable", "num"), ("d2", "0.2.0", "use", "count")):
+        (releases / name / "moe").mkdir(parents=True)
+        text = RELEASE.format(version=version, key=key, parameter=parameter)
+        (releases / name / "moe" / "__init__.py").write_text(text)
+    (releases / "d2" / "moe" / "changes.toml").write_text(DECLARED)
+    (releases / "mine" / "plugin.py").write_text("from moe import route\nroute(1, num=2)\n")
+    (releases / "mine" / "run.yaml").write_text("run: {n: 1, enable: true}\n")
+    assert main(["plugin", "mine", "--from", "dir:d1", "--to", "dir:d2", "--package", "moe"]) == 0
+    out = capsys.readouterr().out
+    assert "plugin.py:2: notice PY102 an old name: moe.route(num)" in out
+    assert "run.yaml:1: notice CF002 an old name: moe.RunConfig.enable" in out
+    assert "write use for enable; enable works until 0.4.0" in out
+    assert "0 places to change, 2 more before old names end" in out
+    (releases / "d2" / "moe" / "changes.toml").unlink()
+    assert main(["plugin", "mine", "--from", "dir:d1", "--to", "dir:d2", "--package", "moe"]) == 1

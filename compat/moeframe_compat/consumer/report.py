@@ -10,10 +10,11 @@ from pathlib import Path
 from moeframe_compat.consumer.usage import Call, Place, Usage, read_usage
 from moeframe_compat.extract.cache import cached_snapshots
 from moeframe_compat.extract.package import Extraction
-from moeframe_compat.extract.trees import parse_spec
+from moeframe_compat.extract.trees import LEDGER_FILE, parse_spec
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.signatures import callable_params
 from moeframe_compat.model.objects import Class
+from moeframe_compat.policy.ledger import Change, open_changes, parse_ledger
 from moeframe_compat.policy.settings import Settings
 from moeframe_compat.report import Report, compare
 from moeframe_compat.rules.base import Finding, catalogue
@@ -43,8 +44,8 @@ class Hits:
 
     @property
     def breaking(self) -> bool:
-        """Is there anything to do?"""
-        return bool(self.hits)
+        """Is there anything that must be done? What still works for a while need not be done now."""
+        return any(h.finding.breaking for h in self.hits)
 
 
 def check_plugin(path: Path, old: str, new: str, package: str) -> Hits:
@@ -60,19 +61,28 @@ def check_plugin(path: Path, old: str, new: str, package: str) -> Hits:
         UsageError, ExtractionError: As for `check`.
     """
     before, after = cached_snapshots([(parse_spec(spec), Extraction(package)) for spec in (old, new)])
-    report = compare(before, after, Settings(), [], [])
+    ledger = parse_ledger(after.ledger, f"{package}/{LEDGER_FILE}") if after.ledger else []
+    promised = {c.label(): ("", "") for c in open_changes(ledger, after.version)}
+    report = compare(before, after, Settings(), ledger, [], promised=promised)
     index, fresh = Index(before), Index(after)
     usage = read_usage(path, index)
     out = Hits(report)
     for f in report.findings:
-        if f.breaking:
-            seen: set[Place] = set()
-            for place in _places(f, usage, index, fresh):
-                if place not in seen:
-                    seen.add(place)
-                    out.hits.append(Hit(f, place, _rewrite(f)))
+        places = _places(f, usage, index, fresh) if f.breaking else _deprecated(f, usage, index)
+        out.hits += [Hit(f, place, _rewrite(f, ledger, place)) for place in dict.fromkeys(places)]
     out.hits.sort(key=lambda h: (h.place.file, h.place.line, h.finding.rule, h.finding.symbol))
     return out
+
+
+def _deprecated(f: Finding, usage: Usage, index: Index) -> list[Place]:
+    """Where a name is used that goes on working until its announced end."""
+    if not f.policy.startswith("declared"):
+        return []
+    path, name = _split(f.symbol)
+    if f.rule[:2] == "CF":
+        return _config(f, path, name, usage, index)
+    calls = [c for c in usage.calls if c.path in _spellings(path, index)]
+    return [c.place for c in calls if name in c.shape.names]
 
 
 def _split(symbol: str) -> tuple[str, str]:
@@ -194,11 +204,16 @@ def _overrides(f: Finding, path: str, name: str, usage: Usage, index: Index, fre
     return out
 
 
-def _rewrite(f: Finding) -> str:
+def _rewrite(f: Finding, ledger: list[Change], place: Place) -> str:  # noqa: PLR0911 - one line per kind
+    _, name = _split(f.symbol)
+    entry = next((c for c in ledger if c.new and c.name == (name or f.symbol.rpartition(".")[2])), None)
+    if entry is not None and not f.breaking:
+        until = f"; {entry.name} works until {entry.remove_in}" if entry.remove_in else ""
+        return f"write {entry.new_name} for {entry.name}{until}"
     rename = re.match(r"rename:(\w+)->(\w+)$", f.cause)
     if rename:
-        arrow = f"write {rename[2]} for {rename[1]}"
-        return arrow if f.rule[:2] in ("PY", "PA", "DP", "HK", "PL") else f"{arrow} in the recipe"
+        recipe = f.rule[:2] == "CF" and not place.file.endswith(".py")
+        return f"write {rename[2]} for {rename[1]}" + (" in the recipe" if recipe else "")
     if f.rule in ("PY001", "PY002", "PY003") and f.new:
         home, _, name = f.new.rpartition(".")
         return f"import {f.new}" if f.rule == "PY002" else f"from {home} import {name}"
@@ -209,6 +224,10 @@ def _rewrite(f: Finding) -> str:
     if f.rule in ("PY201", "PY308", "PL001") and f.new:
         return f"write {f.new}"
     return ""
+
+
+def _level(h: Hit) -> str:
+    return h.finding.severity if h.finding.breaking else "notice"
 
 
 def render(hits: Hits, form: str) -> str:
@@ -236,19 +255,20 @@ def render(hits: Hits, form: str) -> str:
         why = f"{h.finding.symbol}: {h.finding.why}"
         if form == "github":
             lines.append(
-                f"::{h.finding.severity} file={h.place.file},line={h.place.line},title={h.finding.rule}::"
-                f"{why}. {h.rewrite}"
+                f"::{_level(h)} file={h.place.file},line={h.place.line},title={h.finding.rule}::{why}. {h.rewrite}"
             )
         else:
-            lines.append(
-                f"{h.place.file}:{h.place.line}: {h.finding.severity} {h.finding.rule} "
-                f"{catalogue()[h.finding.rule].title}: {why}"
-            )
+            title = catalogue()[h.finding.rule].title if h.finding.breaking else "an old name"
+            why = why if h.finding.breaking else h.finding.symbol
+            lines.append(f"{h.place.file}:{h.place.line}: {_level(h)} {h.finding.rule} {title}: {why}")
             lines += [f"    fix: {h.rewrite}"] if h.rewrite else [f"    upstream's fix: {h.finding.fix}"]
     total = len(hits.report.breaking)
+    due = [h for h in hits.hits if h.finding.breaking]
+    later = len(hits.hits) - len(due)
     lines += [f"skipped {s}" for s in hits.report.skipped] if form == "text" else []
-    summary = (
-        f"{len(hits.hits)} places to change; {hits.report.old} to {hits.report.new} has {total} breaking changes in all"
-    )
+    rest = f", {later} more before old names end" if later else ""
+    breaks = f"{total} breaking change{'' if total == 1 else 's'} in all"
+    places = f"{len(due)} place{'' if len(due) == 1 else 's'} to change{rest}"
+    summary = f"{places}; {hits.report.old} to {hits.report.new} has {breaks}"
     lines.append(f"::notice::{summary}" if form == "github" else summary)
     return "\n".join(lines) + "\n"

@@ -231,14 +231,37 @@ class _Reader(ast.NodeVisitor):
             self.usage.strings.setdefault(node.value, []).append(self.place(node))
 
 
+def _yaml_keys(source: str) -> dict[str, list[int]]:
+    """Keys of all mappings with their lines; of a file that is no YAML, what looks like keys."""
+    import yaml
+
+    found: dict[str, list[int]] = {}
+
+    def walk(node: yaml.Node | None) -> None:
+        for child in node.value if isinstance(node, (yaml.MappingNode, yaml.SequenceNode)) else ():
+            key, value = child if isinstance(child, tuple) else (None, child)
+            if isinstance(key, yaml.ScalarNode):
+                found.setdefault(str(key.value).rpartition(".")[2], []).append(key.start_mark.line + 1)
+            walk(value)
+
+    try:
+        for document in yaml.compose_all(source, Loader=yaml.SafeLoader):
+            walk(document)
+    except yaml.YAMLError:
+        for number, line in enumerate(source.splitlines(), 1):
+            key = re.match(r"\s*(?:- )?([A-Za-z_][\w-]*)\s*:", line)
+            if key:
+                found.setdefault(key[1], []).append(number)
+    return found
+
+
 def _text(usage: Usage, file: Path, shown: str) -> None:
     source = _source(file, shown)
-    yaml = file.suffix in (".yaml", ".yml")
+    keys = _yaml_keys(source) if file.suffix in (".yaml", ".yml") else {}
+    for name, numbers in keys.items():
+        usage.keys.setdefault(name, []).extend(Place(shown, number) for number in numbers)
     for number, line in enumerate(source.splitlines(), 1):
         place = Place(shown, number)
-        key = re.match(r"\s*(?:- )?([A-Za-z_][\w-]*)\s*:", line) if yaml else None
-        if key:
-            usage.keys.setdefault(key[1], []).append(place)
         for word in re.findall(r"--[\w-]+|[A-Za-z_][\w./-]*", line):
             usage.words.setdefault(word.rstrip("."), []).append(place)
     if file.name == "pyproject.toml":

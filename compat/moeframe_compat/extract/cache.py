@@ -125,7 +125,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.folder = _folder()
-        self.state = _code_state() if self.folder is not None else ""
+        self.state = _STATE
 
     def load(self, name: str) -> Any:
         """What is kept under a name; None if nothing is."""
@@ -200,3 +200,7 @@ def _code_state() -> str:
     root = Path(__file__).parent.parent
     stamps = [f"{p.name}:{p.stat().st_mtime_ns}" for d in ("extract", "model") for p in sorted((root / d).glob("*.py"))]
     return hashlib.sha256(f"{sys.version}\0{root}\0{''.join(stamps)}".encode()).hexdigest()[:12]
+
+
+_STATE = _code_state()
+"""Of the code that this process runs: it may be edited later."""

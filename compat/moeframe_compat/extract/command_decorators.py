@@ -6,7 +6,7 @@ import ast
 
 from moeframe_compat.extract.bodies import FunctionNode
 from moeframe_compat.extract.names import dotted
-from moeframe_compat.model.objects import Attribute, Module
+from moeframe_compat.model.objects import Attribute, Function, Module
 from moeframe_compat.model.surfaces import CliCommand, CliOption, Surfaces
 
 
@@ -19,6 +19,31 @@ def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             _command(surfaces, module, node, groups)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and node.args:
+            _by_call(surfaces, module, node, groups)
+
+
+def _by_call(surfaces: Surfaces, module: Module, node: ast.Call, groups: dict[str, str]) -> None:
+    """`app.command("name")(function)`."""
+    path, function = dotted(getattr(node.func, "func", node.func)) or "", dotted(node.args[0])
+    if path.rpartition(".")[2] != "command" or function is None:
+        return
+    plain = function.rpartition(".")[2]
+    name = _command_name(node.func) or plain.removesuffix("_command").replace("_", "-")
+    group = groups.get(path.rpartition(".")[0], "")
+    name = f"{group} {name}" if group else name
+    surfaces.commands.append(CliCommand(name, module.file, node.lineno, target=f"{module.path}:{function}"))
+
+
+def options_of(function: Function, parser: str, module: Module) -> list[CliOption]:
+    """What a function takes that typer makes a command."""
+    made = []
+    for p in function.params:
+        annotation = ast.parse(p.annotation, mode="eval").body if p.annotation else None
+        default = ast.parse(p.default, mode="eval").body if p.default else None
+        argument = ast.arg(arg=p.name, annotation=annotation, lineno=function.line, col_offset=0)
+        made.append(_typer(argument, default, parser, module))
+    return [option for option in made if option is not None]
 
 
 def _groups(surfaces: Surfaces, module: Module, tree: ast.Module) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moeframe_compat.errors import ExtractionError
 from moeframe_compat.extract.project import read_project
-from moeframe_compat.extract.trees import Tree
+from moeframe_compat.extract.trees import LEDGER_FILE, Tree
 from moeframe_compat.model.objects import Attribute, Module
 from moeframe_compat.model.snapshot import Snapshot, Sources
 from moeframe_compat.model.surfaces import Declared, Surfaces
@@ -107,6 +107,7 @@ def assemble(tree: Tree, parts: Mapping[str, Part]) -> Snapshot:
     snapshot.version = snapshot.surfaces.project.version or _version(snapshot.modules.get(tree.package)) or ""
     snapshot.sources = Sources({f: tree.files[f] for f in parts if f.endswith(".py") and module_name(f, tree)})
     snapshot.documents = Sources(tree.documents)
+    snapshot.ledger = tree.files.get(f"{tree.prefix}/{LEDGER_FILE}", b"").decode(errors="replace")
     return snapshot
 
 

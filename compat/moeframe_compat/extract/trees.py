@@ -19,6 +19,8 @@ _TEXTS = (".md", ".rst", ".py", ".yaml", ".yml", ".sh")
 _DOCUMENTS = ("docs/", "doc/", "examples/")
 SURFACE_FILE = "moeframe_compat.toml"
 """In the package's own folder: what `[tool.moeframe_compat]` says of the API, for baselines that are wheels."""
+LEDGER_FILE = "changes.toml"
+"""In the package's own folder: the ledger that a release carries, for those who move to it."""
 _PROJECT = ("pyproject.toml", "setup.cfg", "METADATA", "entry_points.txt")
 
 
@@ -125,7 +127,7 @@ class _Wanted:
         tree = Tree(label, self.package, prefix if single not in names else homes[0].rstrip("/"))
         for name in names:
             if (
-                name in (single, f"{prefix}/{SURFACE_FILE}")
+                name in (single, f"{prefix}/{SURFACE_FILE}", f"{prefix}/{LEDGER_FILE}")
                 or (name.startswith(f"{prefix}/") and name.endswith((".py", *_DATA)))
                 or self._beside(name)
             ):

@@ -31,6 +31,7 @@ class Snapshot:
         surfaces: Command line, registries, recipes, project file.
         sources: Source text by file, when it was read from files; a snapshot file has none.
         documents: The same for texts and examples, when it was read from a folder.
+        ledger: Text of the ledger that the package carries, "" if it has none or is a snapshot file.
     """
 
     package: str
@@ -40,6 +41,7 @@ class Snapshot:
     surfaces: Surfaces = field(default_factory=Surfaces)
     sources: Sources | None = None
     documents: Sources | None = None
+    ledger: str = ""
 
     def content(self) -> dict[str, Any]:
         """Plain data: everything but the label and the sources."""

@@ -30,13 +30,17 @@ class CliOption:
 
 @dataclass(slots=True)
 class CliCommand:
-    """A sub-command, or a parser itself. `abbreviates`: option names may be shortened."""
+    """A sub-command, or a parser itself. `abbreviates`: option names may be shortened.
+
+    `target` is `module:name` of a function that is made a command where it is not defined.
+    """
 
     name: str
     file: str
     line: int
     parser: str = ""
     abbreviates: bool = False
+    target: str = ""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ def _judge_all(entry: dict[str, Any], root: str, values: list[Any]) -> tuple[str
         return rule, why
     name = way.rpartition(":")[2]
     good = [w.rpartition(":")[2] for w in found if w not in bad]
-    if good and rule in ("DP001", "DP005"):
+    if good and rule == "DP001":
         return "DP008", f"{name} lacks the old name, {' and '.join(good)} has it: {why}"
     return rule, f"{name}: {why}"
 

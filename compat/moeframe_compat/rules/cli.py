@@ -7,7 +7,7 @@ import difflib
 from moeframe_compat.index.classes import enum_values
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.values import evaluate, known, same, show
-from moeframe_compat.model.objects import Class
+from moeframe_compat.model.objects import Class, Function
 from moeframe_compat.model.surfaces import CliOption
 from moeframe_compat.rules.context import Context
 
@@ -23,7 +23,7 @@ _WIDER = {
 def check_cli(ctx: Context) -> None:
     """All of them."""
     gone = _commands(ctx)
-    old, new = ctx.old.snapshot.surfaces.options, ctx.new.snapshot.surfaces.options
+    old, new = _options(ctx.old), _options(ctx.new)
     if not old:
         return
     for o in old:
@@ -36,6 +36,19 @@ def check_cli(ctx: Context) -> None:
             _compare(ctx, o, n)
     _added(ctx, old, new, gone)
     _abbreviations(ctx, old, new)
+
+
+def _options(index: Index) -> list[CliOption]:
+    """Options of all parsers, those of functions included that are made commands elsewhere."""
+    out = list(index.snapshot.surfaces.options)
+    for command in index.snapshot.surfaces.commands:
+        home, _, name = command.target.partition(":")
+        found = index.name(home, name) if name else None
+        if found is not None and isinstance(found.obj, Function):
+            from moeframe_compat.extract.command_decorators import options_of
+
+            out += options_of(found.obj, command.name, index.modules[found.module])
+    return out
 
 
 def _commands(ctx: Context) -> set[str]:

@@ -193,6 +193,10 @@ class TrainConfig:
     """Validate after every so many steps and at the end; 0: never."""
     eval_sequences: int = 64
     """Sequences of one validation, over all ranks."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """When a loss or the gradient of a step holds NaN or infinity, on any rank. All ranks do the same before the
+    optimizer runs. stop: end the job and name where it arose; skip: leave the step out, count it, and stop after 20 in a
+    row."""
     loads_every: int = 50
     """Write the load of every expert (loads.jsonl) after every so many steps and after the last one; 0: never."""
     output_dir: str = "runs"

@@ -23,21 +23,29 @@ from moeframe.model.block import Received
 from moeframe.model.phases import InspectGradients, inspecting
 from moeframe.protocols.dispatcher import Dispatched
 
-__all__ = ["poisoned", "require_written_gradients"]
+__all__ = [
+    "BY_ROW",
+    "INPUTS",
+    "OUTPUTS",
+    "num_rows",
+    "poisoned",
+    "require_written_gradients",
+    "tensor_name",
+]
 
-_INPUTS: Final[Mapping[trace.Phase, tuple[str, ...]]] = {
+INPUTS: Final[Mapping[trace.Phase, tuple[str, ...]]] = {
     "attend": ("x_BSD",),
     "dispatch": ("x_BSD", "gates_TK"),
     "experts": ("x_BSD", "rows_RD", "gates_R"),
     "combine": ("rows_RD",),
 }
-_OUTPUTS: Final[Mapping[trace.Phase, tuple[str, ...]]] = {
+OUTPUTS: Final[Mapping[trace.Phase, tuple[str, ...]]] = {
     "attend": ("residual_BSD", "x_BSD", "gates_TK"),
     "dispatch": ("rows_RD", "gates_R"),
     "experts": ("rows_RD", "own_BSD"),
     "combine": ("out_TD",),
 }
-_BY_ROW: Final = ("rows_RD", "gates_R")
+BY_ROW: Final = ("rows_RD", "gates_R")
 """Tensors whose rows beyond the counts of the experts hold no meaning: NaN is legal there."""
 
 
@@ -84,19 +92,19 @@ def _holds_nan(tensor: torch.Tensor | None) -> bool:
 
 def _inspect(phase: trace.Phase, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> InspectGradients:
     """Look at what a phase returned; the function that is returned looks at the gradients it gives its inputs."""
-    rows = _num_rows(phase, inputs, outputs)
+    rows = num_rows(phase, inputs, outputs)
     for place, value in enumerate(outputs):
         if isinstance(value, torch.Tensor):
-            _require_written(_name(_OUTPUTS, phase, place), value, rows)
+            _require_written(tensor_name(OUTPUTS, phase, place), value, rows)
 
     def inspect_gradients(grads: Mapping[int, torch.Tensor]) -> None:
         for place, grad in grads.items():
-            _require_written(_name(_INPUTS, phase, place), grad, rows, kind="the gradient of ")
+            _require_written(tensor_name(INPUTS, phase, place), grad, rows, kind="the gradient of ")
 
     return inspect_gradients
 
 
-def _num_rows(phase: trace.Phase, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> int | None:
+def num_rows(phase: trace.Phase, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> int | None:
     """Return how many rows of this rank's experts hold meaning; None where there are no rows."""
     if phase == "dispatch":
         dispatched = outputs[2]
@@ -109,7 +117,8 @@ def _num_rows(phase: trace.Phase, inputs: tuple[Any, ...], outputs: tuple[Any, .
     return None
 
 
-def _name(names: Mapping[trace.Phase, tuple[str, ...]], phase: trace.Phase, place: int) -> str:
+def tensor_name(names: Mapping[trace.Phase, tuple[str, ...]], phase: trace.Phase, place: int) -> str:
+    """Return what an input or output of a phase is called."""
     known = names.get(phase, ())
     return known[place] if place < len(known) else f"tensor {place}"
 
@@ -117,7 +126,7 @@ def _name(names: Mapping[trace.Phase, tuple[str, ...]], phase: trace.Phase, plac
 def _require_written(name: str, tensor: torch.Tensor, rows: int | None, kind: str = "") -> None:
     if not tensor.is_floating_point():
         return
-    by_row = rows is not None and name in _BY_ROW
+    by_row = rows is not None and name in BY_ROW
     nans = tensor.detach()[:rows].isnan() if by_row else tensor.detach().isnan()
     if not bool(nans.any()):
         return

@@ -100,7 +100,7 @@ class TorchProbe:
         return None if self._progress is None else self._progress.running()
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return for each process group of this rank: name, description, ranks, and how many collectives it launched."""
+        """Return for each process group of this rank: name, description, ranks, number of collectives launched."""
         if not dist.is_initialized():
             return []
         found = []

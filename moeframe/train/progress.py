@@ -18,6 +18,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
+def _losses(metrics: Mapping[str, Any]) -> str:
+    """Return the losses; a step that was left out has none."""
+    if metrics["loss"] is None or metrics["ce_loss"] is None:
+        return f"left out: not finite ({metrics['skipped_steps']} so far)"
+    return f"loss {metrics['loss']:.3f}  ce {metrics['ce_loss']:.3f}"
+
+
 class Progress:
     """One live line on a terminal; elsewhere a line at the first step, then about twenty more, and the last.
 
@@ -44,7 +51,7 @@ class Progress:
             done = step - self._first - 1
             left = f"  ETA {duration((now - self._warm) / done * (self._steps - step))}"
         line = (
-            f"step {step}/{self._steps}  loss {metrics['loss']:.3f}  ce {metrics['ce_loss']:.3f}  "
+            f"step {step}/{self._steps}  {_losses(metrics)}  "
             f"{metrics['tokens_per_second']:,.0f} tok/s  load max/mean {1 + metrics['max_violation']:.2f}  "
             f"dead {metrics['dead_experts']}{left}"
         )

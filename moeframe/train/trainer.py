@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
 from moeframe.protocols.loads import LayerLoad
 from moeframe.protocols.schedule import StepResult
+from moeframe.train.bad_steps import BadSteps, without_nonfinite
 from moeframe.train.checkpoint import Checkpoints
 from moeframe.train.data import BatchPlan, DataOrder, make_micro_batch, padding_sequence
 from moeframe.train.learning_rate import learning_rate
@@ -36,7 +38,7 @@ from moeframe.train.metrics import (
     peak_memory_bytes,
 )
 from moeframe.train.progress import Progress
-from moeframe.train.step_file import StepFile
+from moeframe.train.step_file import StepFile, read_steps
 
 if TYPE_CHECKING:
     from moeframe.train.assemble import Job
@@ -71,6 +73,7 @@ class Computed:
     tokens: StepTokens
     result: StepResult
     grad_norm: torch.Tensor
+    micro_batches: Sequence[MicroBatch] = ()
 
 
 class Trainer:
@@ -112,6 +115,10 @@ class Trainer:
         self._depth = recipe.model.num_nextn_predict_layers
         self._flops = flops_per_token(recipe.model, self._train.seq_len)
         self._stop = 0
+        before: list[dict[str, Any]] = []
+        if self._metrics_file is not None and resume_step and run_dir is not None:
+            before = [line for line in read_steps(run_dir.metrics_file) if line["step"] == resume_step]
+        self._bad_steps = BadSteps(job, skipped=before[0].get("skipped_steps", 0) if before else 0)
 
     def run(self) -> Summary:
         """Train to the last step, or until a signal; validate at the end when the recipe asks for it.
@@ -142,7 +149,8 @@ class Trainer:
     def _save_if_due(self, done: int) -> None:
         every = self._job.recipe.checkpoint.every
         if self._checkpoints is not None and every and done % every == 0:
-            self._checkpoints.save(done)
+            with trace.span(phase="save"):
+                self._checkpoints.save(done)
 
     def _save_last(self, done: int, stopped_by: int) -> None:
         """Save when a signal ended the run, and after the last step if the recipe says so; wait until all is whole."""
@@ -160,7 +168,7 @@ class Trainer:
             The metrics of the step, or the signal that all ranks agreed to stop for, before anything was computed.
 
         Raises:
-            JobFailedError: the checkpoint under way has failed on some rank.
+            JobFailedError: the checkpoint under way has failed on some rank, or the loss or the gradient is not finite.
         """
         begun = time.perf_counter()
         with trace.at(step=step + 1):
@@ -168,10 +176,12 @@ class Trainer:
             if isinstance(computed, int):
                 return computed
             metrics = self.apply_gradients(step, computed)
+            self._bad_steps.judge(metrics, computed.micro_batches)
         elapsed = time.perf_counter() - begun  # reading the sums has waited for the device
         return {
             "step": step + 1,
-            **metrics,
+            **without_nonfinite(metrics),
+            "skipped_steps": self._bad_steps.skipped,
             "tokens_per_second": metrics["tokens"] / elapsed,
             "step_ms": elapsed * 1e3,
             "mfu": self._mfu(metrics["tokens"] / elapsed),
@@ -198,29 +208,36 @@ class Trainer:
             if job.recipe.debug.poison:
                 require_written_gradients(job.model)
             norm = job.sharded.clip_(job.recipe.optimizer.clip_grad_norm)
-        return Computed(tokens=tokens, result=result, grad_norm=norm)
+        return Computed(tokens=tokens, result=result, grad_norm=norm, micro_batches=micro_batches)
 
     def apply_gradients(self, step: int, computed: Computed) -> dict[str, Any]:
-        """Run the optimizer and the update of the expert bias; return the losses and loads of the step, global."""
+        """Run the optimizer and the update of the expert bias; return the losses and loads of the step, global.
+
+        A step of which the loss or the gradient is not finite changes nothing but the loads that it returns.
+        """
         job, tokens = self._job, computed.tokens
         with trace.span(phase="optimizer"):
             rate = learning_rate(job.recipe.optimizer.lr, job.recipe.optimizer.lr_schedule, step)
             for group in job.optimizer.param_groups:
                 group["lr"] = rate
-            job.optimizer.step()
-            job.optimizer.zero_grad(set_to_none=True)
+            # The one wait for the device. The sums and the norm are global: all ranks decide alike.
             sums = gather_sums(computed.result, job.model.take_counters())
-            job.model.update_expert_bias(sums.tokens_per_expert)
+            grad_norm = float(computed.grad_norm)
+            ce_loss = sums.ce_sum / tokens.loss_tokens
+            mtp_loss = self._mtp_mean(sums.mtp_sums, tokens)
+            balance_loss = sums.balance_sum / max(1, tokens.valid_tokens)
+            loss = ce_loss + job.recipe.model.mtp_loss_weight * mtp_loss + balance_loss
+            if math.isfinite(loss) and math.isfinite(grad_norm):
+                job.optimizer.step()
+                job.model.update_expert_bias(sums.tokens_per_expert)
+            job.optimizer.zero_grad(set_to_none=True)
         self._loads = layer_loads(sums.loads.tolist(), job.recipe.model)
-        ce_loss = sums.ce_sum / tokens.loss_tokens
-        mtp_loss = self._mtp_mean(sums.mtp_sums, tokens)
-        balance_loss = sums.balance_sum / max(1, tokens.valid_tokens)
         return {
-            "loss": ce_loss + job.recipe.model.mtp_loss_weight * mtp_loss + balance_loss,
+            "loss": loss,
             "ce_loss": ce_loss,
             "balance_loss": balance_loss,
             "mtp_loss": mtp_loss,
-            "grad_norm": float(computed.grad_norm),
+            "grad_norm": grad_norm,
             "lr": rate,
             "tokens": tokens.valid_tokens,
             "max_violation": max_violation(sums.loads),

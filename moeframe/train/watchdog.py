@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from moeframe.config.load import load_recipe
@@ -74,6 +75,7 @@ def monitor(
         if stall.kind != "rank_raised":  # which is told with its traceback
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
+            _end_logs(run_dir, stall)
         host = build_plugin_manager(plugins, wanted=recipe.backends)
         host.call_each("moeframe_on_stall", run_dir=run_dir.path, stall=stall)
 
@@ -87,6 +89,14 @@ def monitor(
         raised=lambda: raised_in(run_dir.log_dir),
         tell=tell,
     )
+
+
+def _end_logs(run_dir: RunDirectory, stall: Stall) -> None:
+    """Have the log of every rank end with the cause, whatever the rank itself could say of lost connections."""
+    when = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
+    for row in stall.table:
+        with (run_dir.log_dir / f"rank-{row.rank}.log").open("a", encoding="utf-8") as log:
+            log.write(f"{when} watchdog of rank {row.rank}: {stall.kind}: {stall.cause}\n")
 
 
 def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str]) -> None:

@@ -55,7 +55,7 @@ _STEPS: Final = 32
 
 
 class Probe(Protocol):
-    """What torch can tell of a rank without being asked by the rank's main thread. All but `passed` run on the pulse."""
+    """What torch can tell of a rank without the rank's main thread. All but `passed` run on the pulse."""
 
     def passed(self, count: int, place: Place) -> int:
         """Note that work up to this event was launched; called at each event. Returns the number of the stream."""

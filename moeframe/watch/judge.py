@@ -18,19 +18,29 @@ _SAME_S: Final = 1.0
 """Processes whose last signs of life lie this close died together."""
 
 ADVICE: Final[dict[StallKind, str]] = {
-    "rank_died": "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person, then go on with "
-    "--resume. SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both.",
-    "rank_stopped": "Let it run again with `kill -CONT PID`, or find out who stopped it (a debugger, a frozen container).",
+    "rank_died": (
+        "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person, then --resume. "
+        "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
+    ),
+    "rank_stopped": (
+        "Let it run again with `kill -CONT PID`, or find out who stopped it (a debugger, a frozen container)."
+    ),
     "rank_raised": "Repair the error; the traceback is in the rank's log.",
     "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
-    "collective_order": "All ranks of a group must call the same collectives in the same order; debug.ledger=true names "
-    "the lines.",
-    "collective_arguments": "All ranks must give one shape and dtype, and splits that meet; debug.ledger=true names the "
-    "lines before data moves.",
-    "rank_absent": "The rank's stack in stall/ shows the line; common are slow data, an endless loop, and a branch that "
-    "only some ranks take.",
-    "backend_stuck": "The dispatcher's own kernel waits for a peer; dispatcher.name=alltoall shows whether the job runs "
-    "without it.",
+    "collective_order": (
+        "All ranks of a group must call the same collectives in the same order; debug.ledger=true names the lines."
+    ),
+    "collective_arguments": (
+        "All ranks must give one shape and dtype, and splits that meet; debug.ledger=true names the lines before data "
+        "moves."
+    ),
+    "rank_absent": (
+        "The rank's stack in stall/ shows the line; common are slow data, an endless loop, and a branch that only some "
+        "ranks take."
+    ),
+    "backend_stuck": (
+        "The dispatcher's own kernel waits for a peer; dispatcher.name=alltoall shows whether the job runs without it."
+    ),
     "collective_stuck": "Look at the network and at NCCL's own report in stall/; every rank has done its part.",
     "all_idle": "The stacks in stall/ show where each waits: a lock, a queue, or an event that nobody records.",
 }

@@ -73,7 +73,7 @@ class Monitor:
         tell: called once with each verdict that this monitor reaches and its lines for people, after it was written.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         run_dir: Path,
         *,

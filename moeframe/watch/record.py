@@ -153,7 +153,7 @@ def pack_place(place: Place) -> bytes:
     )
 
 
-def pack_moment(  # noqa: PLR0913  runs at every span: no object is made for it
+def pack_moment(  # noqa: PLR0913, PLR0917  runs at every span: no object is made for it
     count: int,
     at: float,
     stream: int,

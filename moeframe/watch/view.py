@@ -12,7 +12,7 @@ from moeframe.protocols.stall import RankState, StalledRank
 from moeframe.trace import Place
 from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
 
-__all__ = ["Group", "Launched", "RankView", "Raised", "read_view", "read_views"]
+__all__ = ["Group", "Launched", "Raised", "RankView", "read_view", "read_views"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class RankView:
     """Everything that is known of a rank. Times are seconds since the epoch on the rank's own host.
 
     `still_s`: how long it has not moved. `collectives`: the last ones of every group, oldest first; None where the rank
-    could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished, None when it has
-    finished all that was launched. `deaf`: its pulse has stopped although its process runs: no
+    could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished, None when
+    it has finished all that was launched. `deaf`: its pulse has stopped although its process runs: no
     Python thread of it gets to run. `raised`: its own report.
     """
 

@@ -1,6 +1,7 @@
-"""A dispatcher that gets one rank of a job stuck, killed or wrong at a place of one's choice. Used with --plugin.
+"""A dispatcher that gets a rank of a job stuck, killed or wrong at steps of one's choice. Used with --plugin.
 
-`once`: a file that is made when the fault strikes, and keeps it from striking again after a restart.
+`plan`: ``fault@step,fault@step``, all in layer `layer` of `rank`. `seconds`: how long those that end by themselves last;
+0: for ever. `once`: a folder in which each fault leaves a file, so that it does not strike again after a restart.
 """
 
 from __future__ import annotations
@@ -9,125 +10,146 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
+import numpy
 import torch
 import torch.distributed as dist
 from moeframe_collectives.alltoall import AllToAllDispatcher, AllToAllLayout
 from moeframe_collectives.options import AllToAllOptions
 
 from moeframe import trace
-from moeframe.hooks import DispatcherOffer, hookimpl
+from moeframe.hooks import DatasetOffer, DispatcherOffer, hookimpl
+from moeframe.protocols.data import Dataset, DatasetContext, DatasetTraits, TokenSequence
 from moeframe.protocols.dispatcher import Dispatched, DispatcherContext, DispatcherTraits, Layout
 from moeframe.protocols.stall import Stall
+
+IN_LAYOUT = ("loop", "idle")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StuckOptions:
-    fault: Literal[
-        "none",
-        "kill",
-        "stop",
-        "raise",
-        "loop",
-        "kernel",
-        "idle",
-        "order",
-        "shape",
-        "dtype",
-        "splits",
-        "slow",
-        "nan",
-        "late",
-    ] = "none"
+    plan: str = ""
     rank: int = 1
-    step: int = 4
     layer: int = 2
     seconds: float = 0.0
     once: str = ""
 
 
-class _NaN(torch.autograd.Function):
+class _NaNGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x * float("nan")
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad
+        return grad * float("nan")
 
 
 class StuckDispatcher(AllToAllDispatcher):
     def __init__(self, options: StuckOptions, context: DispatcherContext) -> None:
         super().__init__(AllToAllOptions(), context)
         self._options = options
-        self._seen = 0
-        size = context.ep_size
-        self._pair = [dist.new_group(list(range(dist.get_world_size()))) for _ in range(2)] if size > 1 else []
+        self._plan = {}
+        for part in filter(None, options.plan.split(",")):
+            fault, _, step = part.partition("@")
+            self._plan[int(step)] = fault
         self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._mine = self._rank == options.rank
+        everyone = list(range(dist.get_world_size())) if dist.is_initialized() else []
+        self._pair = [dist.new_group(everyone) for _ in range(2)] if "order" in options.plan else []
 
-    def _strikes(self, phase: str) -> bool:
-        place, options = trace.current(), self._options
-        if (
-            options.fault == "none"
-            or place.phase != phase
-            or (place.step, place.layer) != (options.step, options.layer)
-        ):
-            return False
-        if options.once:
-            if Path(options.once).exists():
-                return False
-            if self._rank == options.rank:
-                Path(options.once).touch()
-        return True
+    def _fault(self) -> str:
+        """Return the fault that is due here and now, "" if none is."""
+        place = trace.current()
+        fault = self._plan.get(place.step, "")
+        if not fault or place.layer != self._options.layer or place.micro_batch > 0:
+            return ""
+        if self._options.once:
+            struck = Path(self._options.once) / f"{fault}-{place.step}-{self._rank}"
+            if struck.exists():
+                return ""
+            struck.touch()
+        return fault
 
     def layout(self, expert_ids_TK: torch.Tensor) -> AllToAllLayout:
-        fault = self._options.fault
-        if fault == "loop" and self._rank == self._options.rank and self._strikes("attend"):
-            while True:
-                time.sleep(0)
+        if any(fault in IN_LAYOUT for fault in self._plan.values()) and trace.current().direction == "forward":
+            step = trace.current().step
+            fault = self._fault() if self._plan.get(step) in IN_LAYOUT else ""
+            if fault == "loop" and self._mine:
+                until = time.monotonic() + (self._options.seconds or 1e9)
+                while time.monotonic() < until:
+                    pass
+            elif fault == "idle":  # the seed of it all: every rank waits for an event that nobody sets
+                threading.Event().wait(self._options.seconds or None)
         return super().layout(expert_ids_TK)
 
     def dispatch(self, x_TD: torch.Tensor, gates_TK: torch.Tensor, layout: Layout) -> Dispatched:
-        options, mine = self._options, self._rank == self._options.rank
-        if options.fault == "slow" and mine:
-            time.sleep(options.seconds)
-        elif self._strikes("dispatch"):
-            self._fail(mine, x_TD)
-        if (
-            options.fault == "nan"
-            and mine
-            and (trace.current().step, trace.current().layer) == (options.step, options.layer)
-        ):
-            x_TD = _NaN.apply(x_TD)
-        return super().dispatch(x_TD, gates_TK, layout)
+        fault = "" if self._plan.get(trace.current().step) in IN_LAYOUT else self._fault()
+        if fault:
+            self._strike(fault)
+        dispatched = super().dispatch(x_TD, gates_TK, layout)
+        if fault == "nan" and self._mine:
+            return replace(dispatched, rows_RD=dispatched.rows_RD * float("nan"))
+        if fault == "nan_gradient" and self._mine:
+            return replace(dispatched, rows_RD=_NaNGradient.apply(dispatched.rows_RD))
+        return dispatched
 
-    def combine(self, rows_RD: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
-        return super().combine(rows_RD, dispatched)
-
-    def _fail(self, mine: bool, x_TD: torch.Tensor) -> None:
-        fault = self._options.fault
-        if fault in ("kill", "stop") and mine:
-            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    def _strike(self, fault: str) -> None:
+        mine, seconds = self._mine, self._options.seconds or None
+        if fault in ("kill", "stop", "term") and mine:
+            number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[fault]
+            os.kill(os.getpid(), number)
         elif fault == "raise" and mine:
             raise ValueError("no route to the experts")
         elif fault == "late" and mine:
-            time.sleep(self._options.seconds)
+            time.sleep(seconds or 1e6)
+        elif fault == "spin":  # a kernel that does not return: the ranks would wait for each other inside of it
+            torch.cuda._sleep(10**13)
+        elif fault == "oom" and mine:  # what a hot expert does to the rank that holds it
+            torch.cuda.set_per_process_memory_fraction(0.004)
+            self._kept = [torch.empty(2**24, device="cuda") for _ in range(1000)]
         elif fault == "kernel":  # the ranks wait for each other outside of torch
-            threading.Event().wait()
+            threading.Event().wait(seconds)
         elif fault == "order":
             first, second = self._pair if mine else self._pair[::-1]
-            dist.all_reduce(torch.ones(4), group=first)
-            dist.all_reduce(torch.ones(4), group=second)
+            dist.all_reduce(self._ones(4), group=first)
+            dist.all_reduce(self._ones(4), group=second)
         elif fault == "shape":
-            dist.all_reduce(torch.ones(3 if mine else 2))  # gloo lets the shorter one go
+            dist.all_reduce(self._ones(3 if mine else 2))  # gloo lets the shorter one go
         elif fault == "dtype":
-            dist.all_reduce(torch.ones(2, dtype=torch.float32) if mine else torch.ones(1, dtype=torch.float64))
-        elif fault == "splits":
-            sends, receives = ([0, 2], [1, 2]) if mine else ([2, 0], [2, 0])
-            dist.all_to_all_single(torch.empty(sum(receives)), torch.ones(sum(sends)), receives, sends)
+            dist.all_reduce(self._ones(2) if mine else self._ones(1).double())
+
+    def _ones(self, number: int) -> torch.Tensor:
+        return torch.ones(number, device=self._context.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndingOptions:
+    rank: int = 1
+    after: int = 12
+    error: bool = True
+
+
+class Ending(Dataset):
+    """Has no more on one rank after some sequences."""
+
+    def __init__(self, options: EndingOptions, context: DatasetContext) -> None:
+        self._options = options
+        self._context = context
+        self._read = 0
+
+    @property
+    def num_sequences(self) -> int:
+        return 64
+
+    def sequence(self, index: int) -> TokenSequence:
+        self._read += 1
+        if self._read > self._options.after and int(os.environ.get("RANK", "0")) == self._options.rank:
+            raise StopIteration
+        generator = numpy.random.default_rng(index)
+        return TokenSequence(tokens=generator.integers(0, self._context.vocab_size, self._context.seq_len + 1))
 
 
 def _traits(options: StuckOptions, precision: object) -> DispatcherTraits:
@@ -141,6 +163,10 @@ def _traits(options: StuckOptions, precision: object) -> DispatcherTraits:
     )
 
 
+def _data_traits(options: EndingOptions, precision: object) -> DatasetTraits:
+    return DatasetTraits(vocabulary=None)
+
+
 @hookimpl
 def moeframe_offer_dispatchers() -> list[DispatcherOffer]:
     return [
@@ -151,5 +177,15 @@ def moeframe_offer_dispatchers() -> list[DispatcherOffer]:
 
 
 @hookimpl
+def moeframe_offer_datasets() -> list[DatasetOffer]:
+    return [
+        DatasetOffer(
+            name="ending", summary="ends on one rank", options=EndingOptions, build=Ending, traits=_data_traits
+        )
+    ]
+
+
+@hookimpl
 def moeframe_on_stall(run_dir: Path, stall: Stall) -> None:
-    (run_dir / "called").write_text(f"{stall.kind} {len(stall.table)}")
+    with (run_dir / "told").open("a") as file:
+        file.write(f"{stall.kind} {len(stall.table)}\n")

@@ -1,0 +1,237 @@
+"""Verdicts over made-up ranks: every kind, who is named, and where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moeframe.trace import Place
+from moeframe.watch.judge import judge
+from moeframe.watch.record import Moment
+from moeframe.watch.table import report_lines
+from moeframe.watch.view import Group, Launched, Raised, RankView
+
+WORLD = Group(name="0", what="default_pg", ranks=(0, 1, 2, 3), launched=10)
+AT = Place(step=5, micro_batch=0, layer=3, phase="dispatch")
+
+
+def moment(place: Place = AT, event: str = "entered", life: str = "running") -> Moment:
+    return Moment(
+        count=100,
+        at=50.0,
+        stream=0,
+        median_step_s=1.0,
+        steps=5,
+        place=place,
+        finished=Place(step=5, layer=3, phase="attend"),
+        event=event,
+        life=life,
+    )
+
+
+def entry(
+    sequence: int, *, op: str = "all_reduce", size: tuple[int, ...] = (4,), dtype: str = "Float", **more
+) -> Launched:
+    values = {"group": "0", "what": "default_pg", "p2p": False, "over": False, "results": (size,), **more}
+    return Launched(op=op, sequence=sequence, sizes=(size,), dtypes=(dtype,), **values)
+
+
+def rank(number: int, *collectives: Launched, launched: int = 10, **more) -> RankView:
+    values = {"state": "running", "moment": moment(), "since": 1000.0 + number, "still_s": 40.0, **more}
+    return RankView(
+        rank=number,
+        world_size=4,
+        host="a",
+        pid=100 + number,
+        start_ticks=1,
+        groups=(replace(WORLD, launched=launched),),
+        collectives=collectives,
+        **values,
+    )
+
+
+def waiting(number: int, sequence: int = 11) -> RankView:
+    return rank(number, entry(sequence), launched=sequence)
+
+
+def verdict(*views: RankView, world_size: int = 4):
+    stall = judge(views, world_size=world_size)
+    lines = report_lines(stall)
+    assert len(stall.table) == len(views)
+    assert lines[-2] == f"verdict: {stall.kind}: {stall.cause}"
+    assert stall.advice
+    return stall
+
+
+def raised(number: int, error: str, *, time: float = 1.0, secondhand: bool = False, phase: str = "experts") -> Raised:
+    return Raised(rank=number, error=error, place=replace(AT, phase=phase), time=time, secondhand=secondhand)
+
+
+def test_a_rank_that_died_is_named_with_how_and_where() -> None:
+    stall = verdict(waiting(0), rank(1, state="dead", ended_by="was killed by SIGKILL"), waiting(2), waiting(3))
+    assert (stall.kind, stall.ranks) == ("rank_died", (1,))
+    assert (stall.step, stall.layer, stall.phase, stall.direction) == (5, 3, "dispatch", "forward")
+    assert "rank 1 was killed by SIGKILL at step 5, micro-batch 0, layer 3, dispatch (forward)" in stall.cause
+    assert "process 101 on a" in stall.cause
+
+
+def test_of_many_dead_ranks_the_first_to_fall_silent_are_named() -> None:
+    dead = [rank(number, state="dead", alive_at=at) for number, at in enumerate((20.0, 10.0, 10.4, 20.0))]
+    assert verdict(*dead).ranks == (1, 2)
+
+
+def test_a_rank_that_lost_a_dead_one_is_not_the_cause() -> None:
+    lost = rank(0, state="failed", raised=raised(0, "RuntimeError: Connection closed by peer", secondhand=True))
+    assert verdict(lost, rank(1, state="dead"), waiting(2), waiting(3)).ranks == (1,)
+
+
+def test_a_stopped_rank_is_named() -> None:
+    stall = verdict(waiting(0), waiting(1), rank(2, state="stopped"), waiting(3))
+    assert (stall.kind, stall.ranks) == ("rank_stopped", (2,))
+    assert "102 on a" in stall.cause
+
+
+def test_the_rank_that_raised_first_is_named_with_the_place_of_the_error() -> None:
+    stall = verdict(
+        rank(0, state="failed", raised=raised(0, "KeyError: 'y'", time=3.0)),
+        rank(1, state="failed", raised=raised(1, "ValueError: bad batch\nmore", time=2.0)),
+        rank(2, state="failed", raised=raised(2, "RuntimeError: Connection reset by peer", time=1.0, secondhand=True)),
+        rank(3, state="dead"),
+    )
+    assert (stall.kind, stall.ranks, stall.phase) == ("rank_raised", (1,), "experts")
+    assert stall.cause.endswith("ValueError: bad batch")
+
+
+@pytest.mark.parametrize("error", ["StopIteration: ", "IndexError: no sequence 7", "EOFError: x"])
+def test_a_data_set_that_has_no_more_is_told_from_other_errors(error: str) -> None:
+    stall = verdict(waiting(0), rank(1, state="failed", raised=raised(1, error, phase="data")), waiting(2), waiting(3))
+    assert (stall.kind, stall.ranks, stall.phase) == ("data_ended", (1,), "data")
+
+
+def test_a_rank_that_ended_while_others_go_on_is_one_whose_data_ended() -> None:
+    stall = verdict(waiting(0), rank(1, state="finished"), waiting(2), waiting(3))
+    assert (stall.kind, stall.ranks) == ("data_ended", (1,))
+
+
+def test_a_rank_that_does_not_come_is_named_with_who_waits_for_it() -> None:
+    late = rank(2, moment=moment(Place(step=6, phase="data")))
+    stall = verdict(waiting(0), waiting(1), late, waiting(3))
+    assert (stall.kind, stall.ranks, stall.phase, stall.step) == ("rank_absent", (2,), "data", 6)
+    assert "ranks 0, 1, 3 wait in all_reduce Float [4], collective 11 of default_pg" in stall.cause
+
+
+def test_a_rank_that_runs_no_python_is_told_from_one_that_does() -> None:
+    late = rank(2, moment=moment(Place(step=6, phase="data")), deaf=True)
+    assert "native code holds the interpreter" in verdict(waiting(0), waiting(1), late, waiting(3)).cause
+
+
+def test_without_a_close_look_the_counters_say_who_is_behind() -> None:
+    views = [rank(number, launched=11 if number != 1 else 10) for number in range(4)]
+    views = [replace(view, collectives=None, moment=moment(replace(AT, phase="experts"))) for view in views]
+    stall = verdict(*views)
+    assert (stall.kind, stall.ranks) == ("rank_absent", (1,))
+
+
+def test_other_operations_in_one_place_are_an_order() -> None:
+    views = [waiting(0), rank(1, entry(11, op="all_gather"), launched=11), waiting(2), waiting(3)]
+    stall = verdict(*views)
+    assert (stall.kind, stall.ranks) == ("collective_order", (1,))
+    assert "different operations" in stall.cause
+
+
+def test_two_groups_entered_in_opposite_order_are_an_order() -> None:
+    first, second = (Group(name=name, what=name, ranks=(0, 1), launched=0) for name in "ab")
+
+    def view(number: int, own: str) -> RankView:
+        groups = tuple(replace(group, launched=int(group.name == own)) for group in (first, second))
+        return replace(rank(number, entry(1, group=own, what=own)), groups=groups)
+
+    stall = verdict(view(0, "a"), view(1, "b"), world_size=2)
+    assert (stall.kind, stall.ranks) == ("collective_order", (0, 1))
+    assert "collective 1 of a for rank 1" in stall.cause
+    assert "collective 1 of b for rank 0" in stall.cause
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (entry(11, size=(5,)), "different shapes"),
+        (entry(11, dtype="Double"), "different dtypes"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_other_arguments_in_one_collective_are_named(odd: Launched, words: str) -> None:
+    stall = verdict(waiting(0), waiting(1), rank(2, odd, launched=11), waiting(3))
+    assert (stall.kind, stall.ranks) == ("collective_arguments", (2,))
+    assert words in stall.cause
+
+
+def exchange(sent: int, received: int) -> Launched:
+    return entry(11, op="all_to_all", size=(sent, 8), results=((received, 8),))
+
+
+def test_splits_that_do_not_meet_are_named() -> None:
+    views = [rank(number, exchange(4, 4 + (number == 3)), launched=11) for number in range(4)]
+    stall = verdict(*views)
+    assert stall.kind == "collective_arguments"
+    assert "splits that do not meet (128 elements are sent, 136 expected)" in stall.cause
+    assert verdict(*[rank(number, exchange(4, 4), launched=11) for number in range(4)]).kind == "collective_stuck"
+
+
+def test_an_error_of_torch_about_a_mismatch_is_a_mismatch_and_any_other_error_is_not() -> None:
+    def views(error: str) -> list[RankView]:
+        odd = rank(1, entry(11, size=(5,)), launched=11, state="failed", raised=raised(1, error))
+        return [waiting(0), odd, waiting(2), waiting(3)]
+
+    assert verdict(*views("RuntimeError: op.preamble.length <= op.nbytes")).kind == "collective_arguments"
+    assert verdict(*views("ValueError: bad batch")).kind == "rank_raised"
+
+
+def test_a_collective_that_all_have_come_to_is_stuck_itself() -> None:
+    stall = verdict(*[waiting(number) for number in range(4)])
+    assert (stall.kind, stall.ranks) == ("collective_stuck", (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+def test_a_dispatcher_that_does_not_return_is_named_where_no_collective_is_pending(phase: str) -> None:
+    inside = [rank(number, moment=moment(replace(AT, phase=phase))) for number in range(4)]
+    stall = verdict(*inside)
+    assert (stall.kind, stall.ranks, stall.phase, stall.layer) == ("backend_stuck", (0, 1, 2, 3), phase, 3)
+    stall = verdict(waiting(0), inside[1], waiting(2), waiting(3))
+    assert (stall.kind, stall.ranks) == ("backend_stuck", (1,))
+
+
+def test_the_phase_that_a_device_has_not_finished_counts_where_the_host_is_ahead() -> None:
+    ahead = moment(Place(step=5, layer=4, phase="attend"))
+    views = [rank(number, moment=ahead, device=replace(AT, phase="combine")) for number in range(4)]
+    stall = verdict(*views)
+    assert (stall.kind, stall.layer, stall.phase) == ("backend_stuck", 3, "combine")
+    assert stall.table[0].device == replace(AT, phase="combine")
+
+
+def test_ranks_that_wait_for_nothing_that_torch_knows_are_idle() -> None:
+    idle = [rank(number, moment=moment(replace(AT, phase="optimizer"), "left")) for number in range(4)]
+    stall = verdict(*idle)
+    assert (stall.kind, stall.ranks) == ("all_idle", (0, 1, 2, 3))
+    assert "after step 5" in stall.cause
+
+
+def test_a_rank_without_a_beacon_has_not_started() -> None:
+    stall = verdict(waiting(0), waiting(1), waiting(3))
+    assert stall.kind == "rank_absent"
+    assert "rank 2 of 4 have not started" in stall.cause
+
+
+def test_a_rank_that_waits_for_a_message_points_at_its_sender() -> None:
+    receive = entry(3, op="recv 0<-1", p2p=True)
+    late = rank(1, moment=moment(Place(step=5, stage=1, layer=4, phase="experts")))
+    stall = verdict(rank(0, receive), late, world_size=2)
+    assert (stall.kind, stall.ranks) == ("rank_absent", (1,))
+    assert "message 3" in stall.cause
+
+
+def test_of_a_large_job_the_table_shows_a_part() -> None:
+    stall = judge([waiting(number) for number in range(100)], world_size=100)
+    assert len(report_lines(stall)) == 1 + 64 + 1 + 2
+    assert "... 36 more ranks" in report_lines(stall)

@@ -9,10 +9,11 @@ from types import ModuleType
 import pytest
 from moeframe_collectives.plugin import moeframe_offer_dispatchers
 from moeframe_pipelining.plugin import moeframe_offer_schedules
+from moeframe_torch_compute.plugin import moeframe_offer_computes
 from moeframe_torch_sharding.plugin import moeframe_offer_shardings
 
 from moeframe.hooks.offers import Offer
-from moeframe.testing import dispatcher_checks, schedule_checks, sharding_checks, sharding_dtypes
+from moeframe.testing import compute_checks, dispatcher_checks, schedule_checks, sharding_checks, sharding_dtypes
 from moeframe.testing.workloads import WORKLOADS
 from moeframe.verify.kits import KITS, Trial
 
@@ -20,6 +21,7 @@ ALLTOALL = next(offer for offer in moeframe_offer_dispatchers() if offer.name ==
 LOCAL = next(offer for offer in moeframe_offer_dispatchers() if offer.name == "local")
 REPLICATE = next(offer for offer in moeframe_offer_shardings() if offer.name == "replicate")
 ZBV = next(offer for offer in moeframe_offer_schedules() if offer.name == "zbv")
+(TORCH,) = moeframe_offer_computes()
 HSDP = next(offer for offer in moeframe_offer_shardings() if offer.name == "hsdp")
 
 
@@ -33,8 +35,9 @@ def trials(offer: Offer, folder: Path) -> list[Trial]:
         (ALLTOALL, (dispatcher_checks,)),
         (REPLICATE, (sharding_checks, sharding_dtypes)),
         (ZBV, (schedule_checks,)),
+        (TORCH, (compute_checks,)),
     ],
-    ids=["dispatcher", "sharding", "schedule"],
+    ids=["dispatcher", "sharding", "schedule", "compute"],
 )
 def test_every_published_check_is_run(offer: Offer, modules: tuple[ModuleType, ...], tmp_path: Path) -> None:
     published = {getattr(module, name) for module in modules for name in module.__all__ if name.startswith("check_")}

@@ -78,8 +78,9 @@ class _BufferWire:
         self._can_destroy = "explicitly_destroy" in inspect.signature(make).parameters
 
     def route(self, ids_TK: torch.Tensor, num_experts: int) -> Route:
-        per_rank, per_node, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(ids_TK, num_experts)
         with _unfilled():
+            layout = self._buffer.get_dispatch_layout(ids_TK, num_experts)
+            per_rank, per_node, per_expert, in_rank, _ = layout
             answer = self._buffer.dispatch(
                 _probe(ids_TK, _BUFFER_PROBE),
                 num_tokens_per_rank=per_rank,

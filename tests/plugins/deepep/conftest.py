@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from moeframe.testing.ranks import RankPool
+
 DOUBLES = Path(__file__).parent / "doubles"
 
 
@@ -19,3 +21,17 @@ def doubles() -> Iterator[None]:
     sys.path.remove(str(DOUBLES))
     for name in [name for name in sys.modules if name.partition(".")[0] == "deep_ep"]:
         del sys.modules[name]
+
+
+def _remove_folders() -> None:
+    from moeframe_deepep import hybrid_wire
+
+    while hybrid_wire._own_folders:
+        hybrid_wire._own_folders.pop().cleanup()
+
+
+@pytest.fixture(scope="module")
+def no_folder_stays(ranks: RankPool) -> Iterator[None]:
+    """Remove the folders for kernels, which the ranks would leave behind when they are killed."""
+    yield
+    ranks.run(_remove_folders)

@@ -14,6 +14,8 @@ from torch import distributed
 from moeframe.errors import ContractError
 from moeframe.protocols.dispatcher import DispatcherContext
 
+pytestmark = pytest.mark.usefixtures("no_folder_stays")
+
 OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
 
 

@@ -11,6 +11,8 @@ from moeframe.testing import dispatcher_checks as checks
 from moeframe.testing.dispatcher_suite import DispatcherConformance
 from moeframe.testing.ranks import RankPool
 
+pytestmark = pytest.mark.usefixtures("no_folder_stays")
+
 OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
 
 

@@ -31,6 +31,7 @@ from moeframe.train.saved import (
     complete_steps,
     read_description,
     step_directory,
+    still_whole,
     way_out,
 )
 
@@ -74,7 +75,7 @@ class Checkpoints:
         if step == self._last_step:  # the periodic save of the last step is the final one too
             return
         path = step_directory(self._directory, step)
-        with _explained(f"checkpoint of step {step}", path):
+        with _explained(f"checkpoint of step {step}", path, still_whole(self._directory)):
             future = async_save(
                 {**self._model_state(), **self._own_random_state()},
                 checkpoint_id=path,
@@ -95,7 +96,7 @@ class Checkpoints:
         (step, future), self._pending = self._pending, None
         path = step_directory(self._directory, step)
         try:
-            with _explained(f"checkpoint of step {step}", path):
+            with _explained(f"checkpoint of step {step}", path, still_whole(self._directory)):
                 future.result()
         except JobFailedError:
             if self._job.world.rank == 0:
@@ -181,21 +182,22 @@ class Checkpoints:
 
 
 @contextmanager
-def _explained(what: str, path: Path, then: str = "") -> Iterator[None]:
-    """Turn torch's report of failed ranks, which is no Exception, into one error with the first cause of each."""
-    then = f". {then}" if then else ""
+def _explained(what: str, path: Path, then: str) -> Iterator[None]:
+    """Turn torch's report of failed ranks, which is no Exception, into one error: each first cause, and the way out."""
     try:
         yield
     except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {_cause(failure)}" for rank, failure in sorted(error.failures.items()))
-        raise JobFailedError(f"{what} at {path} failed on {causes}{then}") from error
+        raise JobFailedError(f"{what} at {path} failed on {causes}. {then}") from error
     except OSError as error:
-        raise JobFailedError(f"{what} at {path} failed: {error}{then}") from error
+        raise JobFailedError(f"{what} at {path} failed: {error}. {then}") from error
 
 
 def _cause(failure: Any) -> str:
     error = failure[0] if isinstance(failure, tuple) else failure
-    return f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
+    # torch's writer of archives says so when the system takes less than it was given.
+    return f"{text} (full disk, quota or limit on file size?)" if "unexpected pos" in text else text
 
 
 def _write_durably(path: Path, text: str) -> None:

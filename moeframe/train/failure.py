@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def failure_file(log_dir: Path, rank: int) -> Path:
 
 
 def write_failure(log_dir: Path, error: BaseException, *, rank: int, place: Place) -> Failure:
-    """Write the report of this rank and return it."""
+    """Write the report of this rank and return it; what cannot be written goes to stderr."""
     text = str(error) if isinstance(error, MoeframeError) else f"{type(error).__name__}: {error}"
     failure = Failure(
         rank=rank,
@@ -94,8 +94,13 @@ def write_failure(log_dir: Path, error: BaseException, *, rank: int, place: Plac
     )
     path = failure_file(log_dir, rank)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(failure), indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(json.dumps(asdict(failure), indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as unwritable:  # the disk that is full may be why it failed
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        sys.stderr.write(f"{failure.full}\nthis report cannot be written to {path}: {unwritable.strerror}\n")
     return failure
 
 
@@ -109,7 +114,7 @@ def root_cause(log_dir: Path, own: Failure) -> Failure:
     """Return the report of the rank that failed first; waits a little when this rank only lost a peer."""
     until = time.monotonic() + (_WAIT_FOR_ROOT_S if own.secondhand else 0.0)
     while True:
-        first = read_failures(log_dir)[0]
+        first = next(iter(read_failures(log_dir)), own)
         if not first.secondhand or time.monotonic() > until:
             return first
         time.sleep(_POLL_S)

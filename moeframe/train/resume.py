@@ -8,16 +8,16 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from moeframe.config.load import dump_recipe, load_recipe
 from moeframe.config.schema import Recipe
 from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
-from moeframe.train.run_directory import RunDirectory
+from moeframe.train.run_directory import RunDirectory, cannot_write
 from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
 from moeframe.watch.stall import StallDirectory
 
@@ -80,15 +80,22 @@ def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
     A verdict of an earlier one stays as `stall-<n>/`.
 
     Only whoever holds the directory may do this (`locked`): half a checkpoint may be one that a running job writes.
+
+    Raises:
+        UserInputError: the directory cannot be written.
+        JobFailedError: the disk is full.
     """
-    for half in run_dir.checkpoints.glob("step-*"):
-        if not (half / COMPLETE).is_file():
-            shutil.rmtree(half)
-    run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
-    beacons = (run_dir.path / "beacons").glob("*")
-    for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*"), *beacons]:
-        stale.unlink(missing_ok=True)
-    StallDirectory(run_dir=run_dir.path).put_away()
+    try:
+        for half in run_dir.checkpoints.glob("step-*"):
+            if not (half / COMPLETE).is_file():
+                shutil.rmtree(half)
+        run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
+        beacons = (run_dir.path / "beacons").glob("*")
+        for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*"), *beacons]:
+            stale.unlink(missing_ok=True)
+        StallDirectory(run_dir=run_dir.path).put_away()
+    except OSError as error:
+        raise cannot_write(f"the run directory {run_dir.path} cannot be written", error) from error
 
 
 def _named(recipe: Recipe, output_dir: Path, resume: str) -> RunDirectory:
@@ -171,19 +178,31 @@ def locked(run_dir: RunDirectory) -> Iterator[None]:
     """Hold the run directory for this job.
 
     Raises:
-        UserInputError: another job holds it.
+        UserInputError: another job holds it, or it cannot be written.
+        JobFailedError: the disk is full.
     """
-    path = run_dir.path / "lock"
-    with path.open("a+", encoding="utf-8") as file:
+    try:
+        file = _hold(run_dir.path / "lock")
+    except OSError as error:
+        raise cannot_write(f"the run directory {run_dir.path} cannot be written", error) from error
+    with file:
+        yield
+
+
+def _hold(path: Path) -> TextIO:
+    """Return the open file that is the lock."""
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("a+", encoding="utf-8"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             file.seek(0)
             raise UserInputError(
-                f"another job is writing to {run_dir.path} ({file.read().strip() or 'unknown process'}). "
+                f"another job is writing to {path.parent} ({file.read().strip() or 'unknown process'}). "
                 f"Wait for it or end it, or start a new run without --resume."
             ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        yield
+        stack.pop_all()
+        return file

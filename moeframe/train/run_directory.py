@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -14,12 +15,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from moeframe.errors import UserInputError
+from moeframe.errors import JobFailedError, MoeframeError, UserInputError
 from moeframe.launch.environment import World
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "cannot_write"]
 
 _DISTRIBUTIONS = ("moeframe", "torch", "numpy", "omegaconf", "pluggy", "safetensors", "triton", "transformer-engine")
+
+
+def cannot_write(what: str, error: OSError) -> MoeframeError:
+    """Return what to raise when nothing has run yet: a full disk fails the job, anything else is refused input."""
+    text = f"{what} ({error.strerror})."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return JobFailedError(f"{text} Make room, or choose another place with train.output_dir=DIR.")
+    return UserInputError(f"{text} Choose a writable place with train.output_dir=DIR.")
 
 
 class RunDirectory:
@@ -38,16 +47,15 @@ class RunDirectory:
 
         Raises:
             UserInputError: it cannot be made or written.
+            JobFailedError: the disk is full.
         """
         stamp = datetime.now(tz=UTC).strftime("%Y%m%dT%H%M%SZ")
         path = output_dir / name / f"{stamp}-{secrets.token_hex(2)}"
         try:
             (path / "log").mkdir(parents=True, exist_ok=False)
         except OSError as error:
-            raise UserInputError(
-                f"train.output_dir = {str(output_dir)!r}: the run directory {path} cannot be made "
-                f"({error.strerror}). Choose a writable place with train.output_dir=DIR."
-            ) from error
+            what = f"train.output_dir = {str(output_dir)!r}: the run directory {path} cannot be made"
+            raise cannot_write(what, error) from error
         return cls(path)
 
     @property

@@ -9,7 +9,16 @@ from typing import Any, Final
 
 from moeframe.errors import JobFailedError, UserInputError
 
-__all__ = ["COMPLETE", "FORMAT", "FREE_IN_MODEL", "complete_steps", "read_description", "step_directory", "way_out"]
+__all__ = [
+    "COMPLETE",
+    "FORMAT",
+    "FREE_IN_MODEL",
+    "complete_steps",
+    "read_description",
+    "step_directory",
+    "still_whole",
+    "way_out",
+]
 
 COMPLETE: Final = "COMPLETE"
 """The file that makes a checkpoint whole; written last."""
@@ -59,6 +68,17 @@ def read_description(checkpoints: Path, step: int) -> dict[str, Any]:
             f"Use the version of moeframe that wrote it (environment.json of the run names it)."
         )
     return dict(described)
+
+
+def still_whole(checkpoints: Path) -> str:
+    """Return how to go on when a checkpoint could not be saved."""
+    steps = complete_steps(checkpoints)
+    if not steps:
+        return "No checkpoint is whole yet: start again without --resume once the cause is gone."
+    return (
+        f"The checkpoint of step {steps[-1]} is whole: once the cause is gone, go on from there with "
+        f"--resume {checkpoints.parent}."
+    )
 
 
 def way_out(checkpoints: Path, broken: int) -> str:

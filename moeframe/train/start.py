@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from moeframe.config.compose import Composition
 from moeframe.config.schema import Recipe
-from moeframe.errors import JobFailedError, TopologyError, UserInputError
+from moeframe.errors import JobFailedError, MoeframeError, TopologyError, UserInputError
 from moeframe.launch.environment import World, detect
 from moeframe.launch.local import Outcome, die_with_parent, run_local
 from moeframe.train.curves import try_to_draw
@@ -68,12 +68,27 @@ def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plug
     if not recipe.watchdog.enabled:
         return run_local(command, number, run_dir.log_dir)
     watch = monitor(run_dir, recipe, plugins, ranks=range(number), world_size=number, judges_deaths=False)
-    outcome = run_local(command, number, run_dir.log_dir, watch=watch.poll, watch_every_s=watch.every_s)
+
+    def look() -> bool:
+        try:
+            return watch.poll()
+        except OSError as error:  # something is wrong, and the disk may be what it is
+            _tell_unwritten(run_dir, error)
+            return True
+
+    outcome = run_local(command, number, run_dir.log_dir, watch=look, watch_every_s=watch.every_s)
     first = outcome.first_failed
     refused = any(failure.exit_code == UserInputError.exit_code for failure in read_failures(run_dir.log_dir))
     if first is not None and not outcome.received and not refused:
-        watch.conclude({first: how_it_ended(outcome.codes[first])})
+        try:
+            watch.conclude({first: how_it_ended(outcome.codes[first])})
+        except OSError as error:
+            _tell_unwritten(run_dir, error)
     return outcome
+
+
+def _tell_unwritten(run_dir: RunDirectory, error: OSError) -> None:
+    print(f"the verdict cannot be written to {run_dir.path}: {error.strerror}", file=sys.stderr)
 
 
 def how_it_ended(code: int) -> str:
@@ -208,8 +223,8 @@ def _on_rank_0(world: World, call: Callable[[], T]) -> T:
     if world.rank == 0:
         try:
             answer[0] = call()
-        except UserInputError as error:
-            answer[1] = ("input", str(error))
+        except MoeframeError as error:
+            answer[1] = ("input" if isinstance(error, UserInputError) else "job", str(error))
         except Exception as error:  # noqa: BLE001  every rank must hear of it
             answer[1] = ("job", f"{type(error).__name__}: {error}")
     dist.broadcast_object_list(answer, src=0)

@@ -132,6 +132,26 @@ def test_a_broken_shim_is_named(tree: Path, fault: str) -> None:
     assert re.fullmatch(rule, verdict.rule), verdict
 
 
+SAVED_NAME = """
+[[rename]]
+surface = "checkpoint"
+old = "blocks.*.gate.weight"
+new = "blocks.*.attend.router.weight"
+since = "0.2.0"
+remove_in = "0.4.0"
+reason = "A trial."
+"""
+
+
+def test_a_name_in_checkpoints_is_run_in_both_spellings(tree: Path) -> None:
+    (tree / "moeframe" / "changes.toml").write_text(SAVED_NAME)
+    settings = load_settings(tree / "pyproject.toml", required=True)
+    changes = load_ledger(tree / settings.ledger)
+    assert [verdict.rule for verdict in execute(changes, settings).values()] == [""]
+    change(tree, "moeframe/checkpoint_names.py", ("found[current], spelled", "found[name], spelled"))
+    assert [verdict.rule for verdict in execute(changes, settings).values()] == ["DP004"]
+
+
 def test_a_broken_shim_fails_the_whole_check(tree: Path) -> None:
     file, text, instead, old, rule = BROKEN["parameter drops false"]
     change(tree, file, (text, instead))

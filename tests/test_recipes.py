@@ -34,11 +34,12 @@ def heading(name: str) -> str:
     return "\n".join(line for line in lines[: lines.index("schema_version: 1")] if line)
 
 
-def test_there_are_seven_recipes() -> None:
+def test_there_are_eight_recipes() -> None:
     assert RECIPES == [
         "deepseek_v3/671b.yaml",
         "deepseek_v3/megatron_fsdp_2gpu.yaml",
         "deepseek_v3/moonlight_16b.yaml",
+        "deepseek_v3/overlap_2gpu.yaml",
         "deepseek_v3/proxy_2gpu.yaml",
         "deepseek_v3/tiny.yaml",
         "deepseek_v3/v2_lite_16b.yaml",
@@ -54,6 +55,7 @@ def test_there_are_seven_recipes() -> None:
         ("deepseek_v3/v2_lite_16b.yaml", 8, 8),
         ("deepseek_v3/moonlight_16b.yaml", 8, 8),
         ("deepseek_v3/proxy_2gpu.yaml", 2, 2),
+        ("deepseek_v3/overlap_2gpu.yaml", 2, 2),
         ("deepseek_v3/megatron_fsdp_2gpu.yaml", 2, 2),
         ("deepseek_v3/671b.yaml", 256, 64),
     ],

@@ -21,7 +21,6 @@ from moeframe.train.assemble import Job, assemble
 from moeframe.train.trainer import Computed, Trainer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "deepseek_v3" / "tiny.yaml"
-PLUGINS = ("moeframe_overlap.plugin",)
 
 SMALL = (
     "train.precision=float64",
@@ -61,7 +60,7 @@ def whole(job: Job, local: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def steps(overrides: tuple[str, ...], number: int = 2) -> dict[str, torch.Tensor]:
     """Return the numbers of some optimizer steps, gradients included, by name; experts by their global number."""
-    with assemble(load_recipe(RECIPE, [*SMALL, *overrides]), plugins=PLUGINS) as job:
+    with assemble(load_recipe(RECIPE, [*SMALL, *overrides])) as job:
         trainer = Trainer(job, progress=False)
         numbers: dict[str, torch.Tensor] = {}
         for step in range(number):
@@ -147,7 +146,7 @@ def test_freed_storages_full_of_nan_change_no_number_in_three_steps(ranks) -> No
 
 def collectives(overrides: tuple[str, ...]) -> list[str]:
     """Return what this rank issued in the schedule's step, in order: operation and place."""
-    with assemble(load_recipe(RECIPE, [*SMALL, "debug.ledger=true", *overrides]), plugins=PLUGINS) as job:
+    with assemble(load_recipe(RECIPE, [*SMALL, "debug.ledger=true", *overrides])) as job:
         assert job.ledger is not None
         computed = Trainer(job, progress=False).compute_gradients(0)
         assert isinstance(computed, Computed)
@@ -212,7 +211,7 @@ def living(job: Job, born: list[weakref.ref[torch.Tensor]]) -> list[str]:
 
 def leftovers(overrides: tuple[str, ...]) -> tuple[dict[int, int], dict[int, list[str]]]:
     """Return how many tensors each micro-batch made, and which of them live when its backward is done."""
-    with assemble(load_recipe(RECIPE, [*SMALL, *overrides]), plugins=PLUGINS) as job:
+    with assemble(load_recipe(RECIPE, [*SMALL, *overrides])) as job:
         births, left = Births(), {}
         backward = Flight.backward
 

@@ -441,3 +441,12 @@ def test_one_unreadable_value_is_one_problem_wherever_it_is(recipes, path) -> No
     loaded = read_recipe(recipes.over_base(""), [f"{path}=???"])
     (line,) = refused(loaded, world_size=1)
     assert line.startswith(f"{path}=???: {path}: missing: the recipe says ???")
+
+
+def test_a_schedule_that_runs_phases_needs_a_sharding_that_does_and_no_whole_blocks(base) -> None:
+    loaded = base("train.recompute=full")
+    found = refused(loaded, Parts(schedule={"runs_phases": True}))
+    assert any("train.recompute: given full, which gives a layer one backward" in problem for problem in found)
+    assert any("sharding.name: 'whole' runs a model as a whole only" in problem for problem in found)
+    fitting = Parts(schedule={"runs_phases": True}, sharding={"runs_phases": True})
+    compose(base("train.recompute=selective"), catalog(fitting))

@@ -10,7 +10,7 @@ from torch import nn
 from moeframe.protocols.precision import Precision
 from moeframe.protocols.sharding import Meshes, ModelPlan, Parameter, Role, Unit
 
-__all__ = ["DENSE_ELEMENTS", "DENSE_UNITS", "Tallies", "plan_of"]
+__all__ = ["DENSE_ELEMENTS", "DENSE_UNITS", "Tallies", "plan_of", "seen"]
 
 DENSE_UNITS: Final = 16
 SHAPES: Final[dict[Role, tuple[int, int]]] = {"dense": (64, 256), "router": (3, 5), "expert": (3, 7)}
@@ -18,15 +18,17 @@ DENSE_ELEMENTS: Final = 64 * 256
 
 
 class Tally(nn.Module):
-    """Adds its weight times a number to the sum that goes through it."""
+    """Adds its weight times a number to the sum that goes through it; notes the mean of the weight it has seen."""
 
     def __init__(self, role: Role) -> None:
         super().__init__()
         self.role: Role = role
         self.weight = nn.Parameter(torch.empty(SHAPES[role]))
+        self.seen = torch.zeros(())
 
     def forward(self, sum_1: torch.Tensor, number: float) -> torch.Tensor:
         """Return the sum (1,) with this module's part."""
+        self.seen = self.weight.detach().float().mean()
         return sum_1 + (self.weight * number).sum().to(sum_1.dtype)
 
 
@@ -46,6 +48,11 @@ class Tallies(nn.Module):
         for part in self.parts:
             sum_1 = part(sum_1, number)
         return sum_1
+
+
+def seen(model: Tallies) -> dict[str, float]:
+    """Return the mean of every weight in the last forward, by parameter name."""
+    return {f"parts.{i}.weight": float(part.seen) for i, part in enumerate(model.parts) if isinstance(part, Tally)}
 
 
 def plan_of(model: Tallies, mesh: Meshes, precision: Precision) -> ModelPlan:

@@ -19,7 +19,7 @@ from moeframe.errors import PluginError
 from moeframe.protocols.precision import Precision
 from moeframe.protocols.sharding import AdamWSettings, Meshes, ModelPlan, ShardedModel
 from moeframe_megatron_fsdp.options import MegatronFsdpOptions
-from moeframe_megatron_fsdp.tallies import DENSE_ELEMENTS, DENSE_UNITS, Tallies, plan_of
+from moeframe_megatron_fsdp.tallies import DENSE_ELEMENTS, DENSE_UNITS, Tallies, plan_of, seen
 
 __all__ = ["Findings", "LayOut", "try_out"]
 
@@ -65,6 +65,7 @@ def try_out(
     _require_first_step(sharded.full_parameters(), wanted, version)
     optimizer.zero_grad(set_to_none=True)
     peak = _peak_of(lambda: _backward(model, 1.0, mesh.device), mesh.device)
+    _require_new_weights(seen(model), wanted, version)
     sharded.finish_gradients()
     again = {name: float(mesh.size(_axis(plan, name))) for name in plan.parameters}
     _require_sums(sharded.full_gradients(), again, plan, mesh, version)
@@ -133,8 +134,19 @@ def _require_first_step(found: Mapping[str, torch.Tensor], gradients: Mapping[st
             raise PluginError(
                 f"sharding 'megatron_fsdp': a first AdamW step with {version} makes a weight "
                 f"{float(given.flatten()[0]):.7g} where torch's AdamW makes it {right:.7g}, in a trial on this job's "
-                "groups: its step counter, its weight decay or the gathering of new weights is off. Install "
+                "groups: its step counter or its weight decay is off. Install "
                 "megatron-fsdp 0.6.1, or use sharding.name=fsdp2."
+            )
+
+
+def _require_new_weights(found: Mapping[str, float], gradients: Mapping[str, float], version: str) -> None:
+    for name, gradient in gradients.items():
+        right = _torch_step(gradient)
+        if abs(found[name] - right) > 0.01 * abs(right):  # bfloat16 has 8 bits
+            raise PluginError(
+                f"sharding 'megatron_fsdp': after a step with {version} a module computes with a weight of "
+                f"{found[name]:.4g} where the optimizer has made it {right:.4g}, in a trial on this job's groups. "
+                "Install megatron-fsdp 0.6.1, or use sharding.name=fsdp2."
             )
 
 

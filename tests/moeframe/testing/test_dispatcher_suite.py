@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -237,3 +237,33 @@ def test_a_third_party_needs_a_few_lines(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
 
     result.assert_outcomes(passed=len(WORKLOADS) + 15)
+
+
+class Counting(LocalDispatcher):
+    """`local`, which notes what is built for which number of experts, and what is released."""
+
+    built: ClassVar[list[int]] = []
+    released: ClassVar[list[int]] = []
+
+    def __init__(self, options: LocalOptions, context: DispatcherContext) -> None:
+        super().__init__(options, context)
+        self.built.append(context.num_experts)
+
+    def release(self) -> None:
+        self.released.append(self._context.num_experts)
+
+
+def _traits_of_three(options: LocalOptions, precision: Precision) -> DispatcherTraits:
+    return replace(traits(FaultOptions(), precision), experts_multiple=3)
+
+
+def _counted() -> tuple[list[int], list[int]]:
+    offer = DispatcherOffer(
+        name="counting", summary="For tests.", build=Counting, options=LocalOptions, traits=_traits_of_three
+    )
+    checks.check_workload(checks.Subject(offer=offer, options={}, device="cpu", dtype="float64"), "balanced")
+    return Counting.built, Counting.released
+
+
+def test_a_check_keeps_to_the_multiple_of_experts_and_releases_what_it_built(ranks: RankPool) -> None:
+    assert ranks.run(_counted, world_size=1) == [([6], [6])]  # the workload has 4 experts on a rank

@@ -137,13 +137,15 @@ class Trainer:
                     break
                 done += 1
                 metrics = outcome
-                every = self._train.eval_every
-                if every and (done % every == 0 or done == self._train.steps):
-                    validation = self.evaluate()
-                    metrics["validation_loss"] = validation
-                self._report(done, metrics)
-                self._save_if_due(done)
-            self._save_last(done, stopped_by)
+                with trace.at(step=done):
+                    every = self._train.eval_every
+                    if every and (done % every == 0 or done == self._train.steps):
+                        validation = self.evaluate()
+                        metrics["validation_loss"] = validation
+                    self._report(done, metrics)
+                    self._save_if_due(done)
+            with trace.at(step=done):
+                self._save_last(done, stopped_by)
         return self._summary(done, metrics, validation, started, stopped_by=stopped_by)
 
     def _save_if_due(self, done: int) -> None:

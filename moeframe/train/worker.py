@@ -30,8 +30,15 @@ __all__ = ["main", "work"]
 logger = logging.getLogger(__name__)
 
 
+class _RankLog(logging.FileHandler):
+    """A log whose disk is full does not bury the failure that follows from it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base class calls it so
+        """Say nothing."""
+
+
 def _log_to(run_dir: RunDirectory, rank: int) -> None:
-    handler = logging.FileHandler(run_dir.log_dir / f"rank-{rank}.log", encoding="utf-8")
+    handler = _RankLog(run_dir.log_dir / f"rank-{rank}.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     if rank == 0:  # what a person should know does not hide in a file

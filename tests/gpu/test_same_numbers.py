@@ -36,18 +36,21 @@ ONLY_ON_GPUS = {"deepep", "hybridep"}
 TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (1e-3, 5e-2)}
 
 CELLS = [
-    (precision, dispatcher, sharding, schedule, recompute)
-    for precision, dispatcher in (("float32", "alltoall"), ("bfloat16", "alltoall"), ("bfloat16", "deepep"))
-    for sharding in ("replicate", "zero1", "fsdp2")
-    for schedule, recompute in (("accumulate", "none"),)
-] + [
-    ("bfloat16", "hybridep", "fsdp2", "accumulate", "none"),
-    ("bfloat16", "deepep", "fsdp2", "accumulate", "full"),
-    ("bfloat16", "deepep", "fsdp2", "accumulate", "selective"),
-    ("bfloat16", "hybridep", "replicate", "accumulate", "none"),
-    ("bfloat16", "hybridep", "zero1", "accumulate", "none"),
-    ("bfloat16", "hybridep", "fsdp2", "accumulate", "full"),
-    ("bfloat16", "hybridep", "fsdp2", "accumulate", "selective"),
+    *(("float32", "alltoall", sharding, "accumulate", "none") for sharding in ("replicate", "zero1", "fsdp2")),
+    ("bfloat16", "alltoall", "fsdp2", "accumulate", "none"),
+    *(
+        ("bfloat16", dispatcher, *rest)
+        for dispatcher in ("deepep", "hybridep")
+        for rest in (
+            ("fsdp2", "accumulate", "none"),
+            ("replicate", "accumulate", "none"),
+            ("zero1", "accumulate", "none"),
+            ("fsdp2", "accumulate", "full"),
+            ("fsdp2", "accumulate", "selective"),
+            ("fsdp2", "overlap_1f1b", "none"),
+            ("replicate", "overlap_1f1b", "none"),
+        )
+    ),
 ]
 
 

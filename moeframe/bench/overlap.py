@@ -92,14 +92,14 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def _pass(job: Job, trainer: Trainer, subjects: Sequence[_Subject], rounds: int, *, slow_us: float) -> dict[str, Any]:
-    """Warm up, time all in turn, profile the first two; return it as data."""
+    """Warm up, time all in turn, profile the two to compare, once slowed only the second; return it as data."""
     for subject in subjects:
         subject.forget()
         _step(job, trainer, subject.schedule)
     for _ in range(rounds):
         for subject in subjects:
             _timed(job, trainer, subject)
-    for subject in subjects[:2]:
+    for subject in subjects[1:2] if slow_us else subjects[:2]:
         subject.kernels = _profiled(job, trainer, subject)
     return {"slow_us": slow_us, "schedules": [_data(subject, job) for subject in subjects]}
 

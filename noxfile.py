@@ -37,6 +37,13 @@ def sweeps(session: nox.Session) -> None:
     session.run(*PYTEST, "-m", "sweep", *session.posargs, env=ONE_THREAD)
 
 
+@nox.session(default=False)
+def matrix(session: nox.Session) -> None:
+    """Prove every combination of backends and write docs/matrix.json and matrix.md; arguments go to make_matrix.py."""
+    session.install(*PINNED, "-e", ".[test]")
+    session.run("python", "docs/make_matrix.py", *session.posargs, env=ONE_THREAD)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Run every command and read every snippet of README.md and docs/; arguments go to pytest."""

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             took = time.monotonic() - started
             if took > given.seconds:
                 break
-            proof = prover.prove(cell)
+            proof = prover.prove(cell.overrides)
             _say(f"{number + 1}/{len(open_cells)} after {took:.0f} s: {cell.title}: {proof.words}")
             if proof.equal:
                 entries[cell.key] = Entry(overrides=cell.overrides, status="proved", reason=proof.words, date=today)

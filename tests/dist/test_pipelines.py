@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,6 @@ SCHEDULES = {
     "dualpipev": (),
 }
 SPLIT = ("zero_bubble", "zbv", "dualpipev")
-LAYOUTS = [(2, 1), (4, 2)]
-"""(world, ep) at pp = 2, with four micro-batches each."""
 
 
 @dataclass
@@ -153,9 +152,26 @@ def oracle(ranks: RankPool) -> Numbers:
     return numbers
 
 
-@pytest.mark.parametrize("sharding", ["replicate", "fsdp2"])
-@pytest.mark.parametrize(("world", "ep"), LAYOUTS)
-@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def swept(*cases: tuple[Any, ...], default: tuple[tuple[Any, ...], ...]) -> list[Any]:
+    """Return cases of which only some run by default."""
+    return [case if case in default else pytest.param(*case, marks=pytest.mark.sweep) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "world", "ep", "sharding"),
+    swept(
+        *itertools.product(SCHEDULES, [2], [1], ["replicate", "fsdp2"]),
+        *itertools.product(SCHEDULES, [4], [2], ["replicate", "fsdp2"]),
+        default=(
+            ("gpipe", 2, 1, "replicate"),
+            ("1f1b", 4, 2, "fsdp2"),
+            ("interleaved_1f1b", 2, 1, "fsdp2"),
+            ("zero_bubble", 4, 2, "replicate"),
+            ("zbv", 2, 1, "replicate"),
+            ("dualpipev", 2, 1, "fsdp2"),
+        ),
+    ),
+)
 def test_every_schedule_gives_the_numbers_of_one_process(
     ranks: RankPool, oracle: Numbers, schedule: str, world: int, ep: int, sharding: str
 ) -> None:
@@ -163,12 +179,40 @@ def test_every_schedule_gives_the_numbers_of_one_process(
     assert_same(ranks.run(two_steps, overrides, world_size=world), oracle)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
 @pytest.mark.parametrize("sharding", ["zero1", "hsdp"])
 def test_other_shardings_work_inside_stages(ranks: RankPool, oracle: Numbers, schedule: str, sharding: str) -> None:
     overrides = (*layout(4, 2 if sharding == "zero1" else 1), *composed(schedule, sharding))
     replicas = ("parallel.dp_replicate=2",) if sharding == "hsdp" else ()
     assert_same(ranks.run(two_steps, (*overrides, *replicas), world_size=4), oracle)
+
+
+@pytest.fixture(scope="module")
+def eight_ranks() -> Iterator[RankPool]:
+    with RankPool(8) as pool:
+        yield pool
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+def test_replicas_of_pipelines_with_expert_parallelism_need_eight_ranks(
+    eight_ranks: RankPool, dispatcher: str, schedule: str, recompute: str
+) -> None:
+    """The one shape that the matrix of proofs, on four ranks, cannot hold."""
+    batch = "train.global_batch_size=16"
+    (expected,) = eight_ranks.run(two_steps, (batch,), world_size=1)
+    overrides = (
+        *layout(8, 2),
+        *composed(schedule, "hsdp"),
+        f"dispatcher.name={dispatcher}",
+        "parallel.dp_replicate=2",
+        f"train.recompute={recompute}",
+        batch,
+    )
+    assert_same(eight_ranks.run(two_steps, overrides, world_size=8, timeout=200), expected)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +235,13 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("what", list(DATA))
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize(
+    ("schedule", "what"),
+    swept(
+        *itertools.product(["1f1b", "zbv"], DATA),
+        default=(("zbv", "forced experts"), ("1f1b", "no MTP module"), ("zbv", "two MTP modules")),
+    ),
+)
 def test_what_a_micro_batch_brings_reaches_every_stage(ranks: RankPool, what: str, schedule: str) -> None:
     (expected,) = ranks.run(two_steps, DATA[what], world_size=1)
     overrides = (*layout(4, 2), *composed(schedule, "fsdp2"), *DATA[what])
@@ -264,7 +313,9 @@ LOOP = (*layout(2, 1), *composed("interleaved_1f1b", "replicate"))
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(TWO, ONE), (ONE, TWO), (LOOP, TWO)], ids=["v to one", "one to v", "loop to v"]
+    ("before", "after"),
+    [pytest.param(TWO, ONE, marks=pytest.mark.sweep), pytest.param(ONE, TWO, marks=pytest.mark.sweep), (LOOP, TWO)],
+    ids=["v to one", "one to v", "loop to v"],
 )
 def test_a_checkpoint_of_one_pipeline_goes_on_in_another(
     ranks: RankPool, oracle: Numbers, tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...]

@@ -105,8 +105,8 @@ LAYOUTS = [
     (2, 2, "alltoall", "replicate", ()),
     (2, 2, "allgather", "zero1", ()),
     (2, 1, "local", "fsdp2", WHOLE),
-    (4, 2, "alltoall", "fsdp2", ()),
-    (4, 2, "allgather", "hsdp", ("parallel.dp_replicate=2",)),
+    pytest.param(4, 2, "alltoall", "fsdp2", (), marks=pytest.mark.sweep),
+    pytest.param(4, 2, "allgather", "hsdp", ("parallel.dp_replicate=2",), marks=pytest.mark.sweep),
 ]
 
 

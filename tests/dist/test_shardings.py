@@ -144,22 +144,79 @@ def oracle(ranks: RankPool) -> Numbers:
     return numbers
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+BY_DEFAULT = (("zero1", 2, 2, 1), ("zero1", 4, 1, 2), ("hsdp", 4, 2, 2))
+"""Of the layouts; `tests/moeframe/verify/test_matrix.py` has more of them."""
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [layout if layout in BY_DEFAULT else pytest.param(layout, marks=pytest.mark.sweep) for layout in LAYOUTS],
+    ids=str,
+)
 def test_every_layout_gives_the_numbers_of_one_process(ranks: RankPool, oracle: Numbers, layout: Layout) -> None:
     for numbers in ranks.run(two_steps, overrides_of(layout), world_size=layout[1]):
         assert_same(numbers, oracle)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("sharding.options.reshard_after_forward=false",),
-        ("sharding.options.reshard_experts_after_forward=false",),
-        ("sharding.options.reshard_after_forward=false", "sharding.options.reshard_experts_after_forward=true"),
-    ],
-    ids=["nothing freed", "experts kept", "experts freed"],
+ODD = (
+    "model.n_routed_experts=6",
+    "model.n_group=3",
+    "model.topk_group=2",
+    "model.hidden_size=30",
+    "model.intermediate_size=37",
+    "model.moe_intermediate_size=7",
+    "model.q_lora_rank=9",
+    "model.kv_lora_rank=11",
 )
-@pytest.mark.parametrize("layout", [("fsdp2", 4, 2, 1), ("hsdp", 4, 2, 2)], ids=str)
+FEW = (
+    "model.n_routed_experts=2",
+    "model.n_group=1",
+    "model.topk_group=1",
+    "model.num_experts_per_tok=1",
+    "model.moe_intermediate_size=3",
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [
+        (("fsdp2", 4, 2, 1), ODD),
+        (("fsdp2", 4, 1, 1), FEW),
+        pytest.param(("fsdp2", 4, 1, 1), ODD, marks=pytest.mark.sweep),
+        pytest.param(("fsdp2", 4, 2, 1), FEW, marks=pytest.mark.sweep),
+        pytest.param(("zero1", 4, 1, 1), ODD, marks=pytest.mark.sweep),
+        pytest.param(("zero1", 4, 2, 1), FEW, marks=pytest.mark.sweep),
+        pytest.param(("hsdp", 4, 2, 2), ODD, marks=pytest.mark.sweep),
+        pytest.param(("hsdp", 4, 1, 2), FEW, marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_number_of_ranks_divides_change_no_number_c35(
+    ranks: RankPool, layout: Layout, sizes: tuple[str, ...]
+) -> None:
+    """Three experts on two holders, two on four; widths that leave some ranks a row more, or none."""
+    (expected,) = ranks.run(two_steps, (*overrides_of(("replicate", 1, 1, 1)), *sizes), world_size=1)
+    for numbers in ranks.run(two_steps, (*overrides_of(layout), *sizes), world_size=layout[1]):
+        assert_same(numbers, expected)
+
+
+NOTHING_FREED = ("sharding.options.reshard_after_forward=false",)
+EXPERTS_KEPT = ("sharding.options.reshard_experts_after_forward=false",)
+EXPERTS_FREED = (*NOTHING_FREED, "sharding.options.reshard_experts_after_forward=true")
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        pytest.param(("fsdp2", 4, 2, 1), NOTHING_FREED, marks=pytest.mark.sweep),
+        pytest.param(("hsdp", 4, 2, 2), NOTHING_FREED, marks=pytest.mark.sweep),
+        (("fsdp2", 4, 2, 1), EXPERTS_KEPT),
+        pytest.param(("hsdp", 4, 2, 2), EXPERTS_KEPT, marks=pytest.mark.sweep),
+        pytest.param(("fsdp2", 4, 2, 1), EXPERTS_FREED, marks=pytest.mark.sweep),
+        (("hsdp", 4, 2, 2), EXPERTS_FREED),
+    ],
+    ids=str,
+)
 def test_what_is_freed_after_the_forward_changes_no_number(
     ranks: RankPool, oracle: Numbers, layout: Layout, options: tuple[str, ...]
 ) -> None:
@@ -167,6 +224,7 @@ def test_what_is_freed_after_the_forward_changes_no_number(
         assert_same(numbers, oracle)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("layout", "schedule"),
     [
@@ -198,12 +256,12 @@ def test_pipeline_stages_are_sharded_alike(ranks: RankPool, layout: Layout, sche
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("fsdp2", 4, 2, 1), ("zero1", 4, 1, 1)),
-        (("zero1", 4, 2, 1), ("fsdp2", 2, 2, 1)),
+        pytest.param(("fsdp2", 4, 2, 1), ("zero1", 4, 1, 1), marks=pytest.mark.sweep),
+        pytest.param(("zero1", 4, 2, 1), ("fsdp2", 2, 2, 1), marks=pytest.mark.sweep),
         (("zero1", 2, 1, 1), ("hsdp", 4, 2, 2)),
-        (("hsdp", 4, 1, 2), ("zero1", 4, 4, 1)),
+        pytest.param(("hsdp", 4, 1, 2), ("zero1", 4, 4, 1), marks=pytest.mark.sweep),
         (("hsdp", 4, 2, 2), ("replicate", 1, 1, 1)),
-        (("replicate", 2, 2, 1), ("hsdp", 4, 1, 4)),
+        pytest.param(("replicate", 2, 2, 1), ("hsdp", 4, 1, 4), marks=pytest.mark.sweep),
     ],
     ids=str,
 )
@@ -222,7 +280,15 @@ def test_a_checkpoint_of_one_sharding_goes_on_in_another(
         assert_same(numbers, second)
 
 
-@pytest.mark.parametrize("layout", [("zero1", 4, 2, 1), ("zero1", 2, 1, 1), ("hsdp", 4, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("zero1", 4, 2, 1),
+        pytest.param(("zero1", 2, 1, 1), marks=pytest.mark.sweep),
+        pytest.param(("hsdp", 4, 1, 2), marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
 def test_c42_resuming_gives_equal_bits(ranks: RankPool, tmp_path: Path, layout: Layout) -> None:
     overrides = (*overrides_of(layout), "train.precision=bfloat16")
     straight = ranks.run(two_steps, overrides, world_size=layout[1])

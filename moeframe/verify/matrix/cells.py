@@ -113,8 +113,8 @@ class _Planner:
             tried.append((self._problems(values), values))
             if not tried[-1][0] and not reasons:
                 return Cell(key=key, overrides=_texts(values))
-        # As far as it can be told from here, a device with all that is missing would refuse this one for the least.
-        problems, values = min(tried, key=lambda one: len(one[0])) if reasons else tried[0]
+        # Refused for the least: where a device is missing, the rest of the recipe is as good as can be told from here.
+        problems, values = min(tried, key=lambda one: len(one[0]))
         told = " ".join(reasons or (f"{one.path}: {one.message}" for one in problems))
         return Cell(key=key, overrides=_texts(values), refusal=told, lacks_device=bool(lacking))
 

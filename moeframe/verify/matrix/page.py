@@ -28,7 +28,8 @@ def _head(entries: Sequence[Entry], base: str) -> str:
 # What is proved
 
 {len(entries)} combinations of dispatcher, sharding, schedule and recompute: {counts["proved"]} proved ({when}),
-{counts["refused"]} refused before a process starts.
+{counts["refused"]} refused before a process starts. A cell stands for recompute none, full and selective where it does
+not tell them apart.
 
 **Proved**: two optimizer steps in float64 on two to four processes leave behind what one process does: losses, loads,
 every gradient, the clip norm, clipped gradients, correction biases and every weight, to 1e-9 of the largest value of
@@ -39,7 +40,7 @@ Each combination runs in the layout of at most four processes in which most of i
 hybrid shardings with `dp_replicate` 2, then `ep` 2, then more data ranks. Where pipeline and replicas fill the four,
 `ep` is 1; `nox -s sweeps` proves those with `ep` 2 on eight.
 
-[matrix.json](matrix.json) has for each its overrides of `{base}`, its reason and its date. To see one for yourself:
+[matrix.json](matrix.json) has for each its overrides, its reason and its date. To see one for yourself:
 `moeframe verify {base} OVERRIDES`; refused ones are refused by `moeframe check` too.
 
 <!-- Made by docs/make_matrix.py from matrix.json; `nox -s matrix` proves all of it anew. -->

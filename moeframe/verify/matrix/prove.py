@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,6 @@ from moeframe.verify.compare import Compared, compare, in_words
 from moeframe.verify.engine import plan
 from moeframe.verify.entry import run_job
 from moeframe.verify.layouts import Layout
-from moeframe.verify.matrix.cells import Cell
 from moeframe.verify.records import RankNumbers
 from moeframe.verify.reference.plugin import MODULE
 from moeframe.verify.shrink import STEPS
@@ -42,19 +42,21 @@ class Prover:
         base: the recipe that overrides of cells are laid over.
         catalog: with the plugin of the reference, `moeframe.verify.reference.plugin`.
         pool: of four ranks.
+        plugins: modules of plugins that nobody installed.
     """
 
-    def __init__(self, base: Path, catalog: Catalog, pool: RankPool) -> None:
+    def __init__(self, base: Path, catalog: Catalog, pool: RankPool, *, plugins: Sequence[str] = ()) -> None:
         self._base, self._catalog, self._pool = base, catalog, pool
+        self._plugins = (*plugins, MODULE)
         self._references: dict[str, RankNumbers] = {}
 
-    def prove(self, cell: Cell) -> Proof:
-        """Run the cell's layout and compare every number with one process.
+    def prove(self, overrides: Sequence[str]) -> Proof:
+        """Run the layout of a cell and compare every number with one process.
 
         Raises:
             RecipeError: the cell is refused.
         """
-        composition = compose(load_recipe(self._base, cell.overrides), self._catalog)
+        composition = compose(load_recipe(self._base, overrides), self._catalog)
         planned = plan(composition, self._catalog)
         layout = next(one for one in planned.layouts.runs if one.own)
         try:
@@ -72,7 +74,7 @@ class Prover:
         return self._references[key]
 
     def _run(self, recipe: Recipe, world: int) -> list[RankNumbers]:
-        return self._pool.run(run_job, recipe, (MODULE,), None, world_size=world, timeout=_LIMIT_S)
+        return self._pool.run(run_job, recipe, self._plugins, None, world_size=world, timeout=_LIMIT_S)
 
 
 def _proof(layout: Layout, compared: Compared, broken: list[str]) -> Proof:

@@ -16,7 +16,7 @@ def test_common_time_is_what_both_cover() -> None:
 
 
 def test_arithmetic_agrees_with_counting_single_units() -> None:
-    generator = random.Random(0)  # noqa: S311
+    generator = random.Random(0)
     for _ in range(200):
         sides = [
             [(start, start + generator.randrange(6)) for start in generator.sample(range(40), generator.randrange(8))]

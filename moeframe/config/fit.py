@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
-from moeframe.errors import Problem
+from moeframe.errors import Problem, RecipeError
 from moeframe.mesh.degrees import divisors, legal_ep
 from moeframe.schedule.placement import split_layers
 
@@ -220,7 +222,9 @@ def _split_backward(c: Composition) -> Iterator[Problem]:
             path="sharding.name",
             message=f"{c.sharding.offer.name!r} frees gathered parameters after the forward, but schedule "
             f"{c.schedule.offer.name!r} computes weight gradients later, apart from input gradients.",
-            fix="Name a sharding (or an option of it) that keeps parameters whole, or another schedule.",
+            fix=f"Use {whole}, or another schedule."
+            if (whole := _keeping_whole(c))
+            else "Name a sharding that keeps parameters whole, or another schedule.",
         )
 
 
@@ -241,6 +245,18 @@ def _phases(c: Composition) -> Iterator[Problem]:
             message=f"given full, which gives a layer one backward; schedule {name!r} runs a backward for each phase.",
             fix="Use train.recompute=selective or none, or another schedule.",
         )
+
+
+def _keeping_whole(c: Composition) -> str:
+    """Return the options of the sharding, switched one by one, with which parameters stay whole."""
+    part, keeping = c.sharding, []
+    switches = {spec.name: getattr(part.options, spec.name) for spec in fields(part.options)}
+    for name, value in switches.items():
+        if isinstance(value, bool):
+            with suppress(ValueError, RecipeError):  # options that the sharding refuses
+                if part.offer.traits(replace(part.options, **{name: not value}), c.precision).parameters_stay_whole:
+                    keeping.append(f"sharding.options.{name}={'false' if value else 'true'}")
+    return " or ".join(keeping)
 
 
 def _compile(c: Composition) -> Iterator[Problem]:

@@ -109,6 +109,7 @@ def test_a_split_backward_needs_parameters_that_stay_whole(schedule: str) -> Non
     text = refusal(*two)
     assert "'fsdp2' frees gathered parameters after the forward" in text
     assert f"schedule {schedule!r} computes weight gradients later" in text
+    assert "Use sharding.options.reshard_after_forward=false, or another schedule." in text
     kept = composed(
         "model.num_hidden_layers=30", "launch.nproc_per_node=2", *two, "sharding.options.reshard_after_forward=false"
     )
@@ -117,6 +118,7 @@ def test_a_split_backward_needs_parameters_that_stay_whole(schedule: str) -> Non
         *two, "sharding.options.reshard_after_forward=false", "sharding.options.reshard_experts_after_forward=true"
     )
     assert "'fsdp2' frees gathered parameters" in partly
+    assert "Use sharding.options.reshard_experts_after_forward=false, or another schedule." in partly
 
 
 def test_a_recipe_names_1f1b_as_it_is_called() -> None:

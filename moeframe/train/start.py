@@ -84,6 +84,7 @@ def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plug
             watch.conclude({first: how_it_ended(outcome.codes[first])})
         except OSError as error:
             _tell_unwritten(run_dir, error)
+    watch.close()
     return outcome
 
 

@@ -130,6 +130,7 @@ def main(arguments: Sequence[str]) -> int:
             if watch.poll():
                 watch.end_ranks()
             if watch.over():
+                watch.close()
                 return 0
     except SupersededError:  # a restart has a watchdog of its own
         return 0

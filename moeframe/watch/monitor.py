@@ -206,6 +206,12 @@ class Monitor:
             self._moved.clear()
         return False
 
+    def close(self) -> None:
+        """Put a reported stall away that the ranks of this node have got over: they have all finished."""
+        views = self.local_views()
+        if self._leads and self._reported is not None and all(view.state == "finished" for view in views):
+            self._stall.put_away()
+
     def conclude(self, ended_by: Mapping[int, str]) -> None:
         """Judge a job of this node that has ended badly, if nobody has; `ended_by` says how processes ended."""
         if self._reported is not None and not self._stop:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeframe.protocols.stall import Stall
-from moeframe.watch.beacon import STACK_SIGNAL, request_file, stack_file
+from moeframe.watch.beacon import STACK_SIGNAL, flight_file, request_file, stack_file
 from moeframe.watch.processes import health, py_spy
 from moeframe.watch.ras import ask_ras
 from moeframe.watch.table import report_lines
@@ -94,7 +94,7 @@ class StallDirectory:
             sizes[view.rank] = file.stat().st_size if file.exists() else 0
             if states[str(view.rank)] == "alive" and file.exists():
                 os.kill(view.pid, STACK_SIGNAL)
-        time.sleep(_STACKS_S)
+        self._wait_for_ranks([view for view in views if states[str(view.rank)] == "alive"], sizes)
         for view in views:
             text = self._stack(view, states[str(view.rank)], sizes[view.rank])
             (self.path / f"rank-{view.rank}.stack").write_text(text, encoding="utf-8")
@@ -102,6 +102,17 @@ class StallDirectory:
             if native:
                 (self.path / f"rank-{view.rank}.py-spy").write_text(native, encoding="utf-8")
         write_json(self.path / f"host-{socket.gethostname()}.json", states)
+
+    def _wait_for_ranks(self, views: Sequence[RankView], sizes: Mapping[int, int]) -> None:
+        """Wait until each has written its stack, and its flight-recorder trace if it has groups; not for long."""
+        until = time.monotonic() + _STACKS_S
+        while time.monotonic() < until and not all(self._has_written(view, sizes[view.rank]) for view in views):
+            time.sleep(_POLL_S)
+
+    def _has_written(self, view: RankView, before: int) -> bool:
+        file = stack_file(self.run_dir, view.rank)
+        traced = not view.groups or flight_file(self.run_dir, view.rank).exists()
+        return traced and file.exists() and file.stat().st_size > before
 
     def _stack(self, view: RankView, state: str, before: int) -> str:
         if state != "alive":

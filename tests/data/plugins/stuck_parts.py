@@ -1,7 +1,7 @@
 """A dispatcher that gets a rank of a job stuck, killed or wrong at steps of one's choice. Used with --plugin.
 
-`plan`: ``fault@step,fault@step``, all in layer `layer` of `rank`. `seconds`: how long those that end by themselves last;
-0: for ever. `once`: a folder in which each fault leaves a file, so that it does not strike again after a restart.
+`plan`: ``fault@step,fault@step``, all in layer `layer` of `rank`. `seconds`: how long those last that end by
+themselves; 0: for ever. `once`: a folder in which each fault leaves a file, so that it does not strike again after a restart.
 """
 
 from __future__ import annotations
@@ -126,16 +126,17 @@ class StuckDispatcher(AllToAllDispatcher):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndingOptions:
+class UnevenOptions:
     rank: int = 1
-    after: int = 12
-    error: bool = True
+    ends_after: int = 0
+    pauses_after: int = 0
+    pause_s: float = 0.0
 
 
-class Ending(Dataset):
-    """Has no more on one rank after some sequences."""
+class Uneven(Dataset):
+    """On one rank, has no more after some sequences, or takes long for one; 0: never."""
 
-    def __init__(self, options: EndingOptions, context: DatasetContext) -> None:
+    def __init__(self, options: UnevenOptions, context: DatasetContext) -> None:
         self._options = options
         self._context = context
         self._read = 0
@@ -146,8 +147,11 @@ class Ending(Dataset):
 
     def sequence(self, index: int) -> TokenSequence:
         self._read += 1
-        if self._read > self._options.after and int(os.environ.get("RANK", "0")) == self._options.rank:
-            raise StopIteration
+        if int(os.environ.get("RANK", "0")) == self._options.rank:
+            if self._options.ends_after and self._read > self._options.ends_after:
+                raise StopIteration
+            if self._read == self._options.pauses_after + 1 and self._options.pauses_after:
+                time.sleep(self._options.pause_s)
         generator = numpy.random.default_rng(index)
         return TokenSequence(tokens=generator.integers(0, self._context.vocab_size, self._context.seq_len + 1))
 
@@ -163,7 +167,7 @@ def _traits(options: StuckOptions, precision: object) -> DispatcherTraits:
     )
 
 
-def _data_traits(options: EndingOptions, precision: object) -> DatasetTraits:
+def _data_traits(options: UnevenOptions, precision: object) -> DatasetTraits:
     return DatasetTraits(vocabulary=None)
 
 
@@ -180,7 +184,11 @@ def moeframe_offer_dispatchers() -> list[DispatcherOffer]:
 def moeframe_offer_datasets() -> list[DatasetOffer]:
     return [
         DatasetOffer(
-            name="ending", summary="ends on one rank", options=EndingOptions, build=Ending, traits=_data_traits
+            name="uneven",
+            summary="ends or pauses on one rank",
+            options=UnevenOptions,
+            build=Uneven,
+            traits=_data_traits,
         )
     ]
 

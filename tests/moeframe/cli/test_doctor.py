@@ -1,0 +1,165 @@
+"""`moeframe doctor` on run directories of every condition."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moeframe.cli.app import app
+from moeframe.cli.doctor import doctor
+from moeframe.errors import UserInputError
+from moeframe.trace import Place
+from moeframe.watch.beacon import Beacon, beacon_file
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "deepseek_v3" / "tiny.yaml"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    shutil.copy(RECIPE, tmp_path / "recipe.yaml")
+    text = (tmp_path / "recipe.yaml").read_text()
+    base = (RECIPE.parent / "tiny.yaml").read_text()
+    assert text == base
+    (tmp_path / "log").mkdir()
+    return tmp_path
+
+
+def beacon(run_dir: Path, rank: int = 0, world_size: int = 1) -> Beacon:
+    made = Beacon(beacon_file(run_dir, rank), {"rank": rank, "world_size": world_size})
+    for step in (1, 2):
+        made.enter(Place(step=step, phase="data"))
+    return made
+
+
+def said(capsys) -> str:
+    return capsys.readouterr().out
+
+
+def test_a_job_that_moves_is_well(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    assert doctor(run_dir) == 0
+    text = said(capsys)
+    assert "step 2, data (forward)" in text
+    assert text.endswith("every rank moves\n")
+
+
+def test_a_job_that_ended_well_is_well_and_follow_ends_with_it(run_dir: Path, capsys) -> None:
+    beacon(run_dir).end(failed=False)
+    assert doctor(run_dir, follow=True) == 0
+    assert said(capsys) == "finished\n"
+
+
+def test_a_dead_run_without_a_verdict_gets_one(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    data = bytearray(beacon_file(run_dir, 0).read_bytes())
+    beacon_file(run_dir, 0).write_bytes(bytes(data))
+    _pretend_dead(run_dir)
+    assert doctor(run_dir, follow=True) == 1
+    text = said(capsys)
+    assert "verdict: rank_died: rank 0" in text
+    assert "at step 2, data (forward)" in text
+
+
+def _pretend_dead(run_dir: Path) -> None:
+    """Rewrite the header: another process had the beacon, which has gone."""
+    from moeframe.watch.record import pack_header, read_header
+
+    file = beacon_file(run_dir, 0)
+    data = file.read_bytes()
+    header = read_header(data) | {"start_ticks": 1}
+    packed = pack_header(header)
+    file.write_bytes(packed + data[len(packed) :])
+
+
+def test_a_rank_of_another_machine_without_a_sign_of_life_is_dead(run_dir: Path, capsys) -> None:
+    from moeframe.watch.record import pack_header, read_header
+
+    beacon(run_dir)
+    file = beacon_file(run_dir, 0)
+    data = file.read_bytes()
+    header = read_header(data) | {"host": "elsewhere"}
+    packed = pack_header(header)
+    file.write_bytes(packed + data[len(packed) :])
+    assert doctor(run_dir) == 0  # it has moved a moment ago
+    said(capsys)
+    packed = pack_header(header | {"wall": header["wall"] - 3600})
+    file.write_bytes(packed + data[len(packed) :])
+    assert doctor(run_dir) == 1
+    assert "no sign of life" in said(capsys)
+
+
+def test_the_verdict_of_the_watchdog_is_told_again(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    (run_dir / "stall").mkdir()
+    (run_dir / "stall" / "table.txt").write_text("rank ...\nverdict: rank_stopped: rank 0\n")
+    verdict = {"kind": "rank_stopped", "ranks": [0], "cause": "rank 0"}
+    (run_dir / "stall" / "verdict.json").write_text(json.dumps(verdict))
+    assert doctor(run_dir, as_json=True) == 1
+    data = json.loads(said(capsys))
+    assert (data["status"], data["verdict"]) == ("wrong", verdict)
+    assert data["ranks"][0]["place"]["step"] == 2
+
+
+@pytest.mark.parametrize("content", ['{"kind": "rank_st', '{"format": 2}', "[]"], ids=["half", "other", "list"])
+def test_a_verdict_that_cannot_be_read_is_named_and_the_beacons_speak(run_dir: Path, capsys, content: str) -> None:
+    beacon(run_dir)
+    (run_dir / "stall").mkdir()
+    (run_dir / "stall" / "verdict.json").write_text(content)
+    assert doctor(run_dir) == 0
+    assert "verdict.json is half written, or of another version" in said(capsys)
+
+
+def test_a_failure_report_that_cannot_be_read_is_named(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    (run_dir / "log" / "failure-rank-0.json").write_text('{"rank": 0, "future": 1}')
+    assert doctor(run_dir) == 0
+    assert "a failure report cannot be read" in said(capsys)
+
+
+def test_a_recipe_that_cannot_be_read_leaves_the_default_limits(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    (run_dir / "recipe.yaml").write_text("schema_version: 99\n")
+    assert doctor(run_dir) == 0
+    assert "the limits are the defaults" in said(capsys)
+
+
+def test_a_beacon_that_is_half_written_is_named_beside_the_others(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    beacon_file(run_dir, 1).write_bytes(b"moeframe")
+    assert doctor(run_dir) == 0
+    assert "rank-1: it is no beacon, or one that is still being made" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "no run directory: it has no recipe.yaml"),
+        (lambda path: (path / "recipe.yaml").touch(), "no rank has started, or the run was made by moeframe 0.1"),
+        (
+            lambda path: ((path / "recipe.yaml").touch(), (path / "beacons").mkdir(), beacon_file(path, 0).touch()),
+            "rank-0: it is no beacon",
+        ),
+    ],
+    ids=["nothing", "no beacons", "no whole beacon"],
+)
+def test_what_cannot_be_read_is_refused_with_one_clear_line(tmp_path: Path, make, words: str) -> None:
+    make(tmp_path)
+    with pytest.raises(UserInputError, match=words) as caught:
+        doctor(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_ends_with_the_code_of_what_it_found(run_dir: Path) -> None:
+    beacon(run_dir)
+    assert CliRunner().invoke(app, ["doctor", str(run_dir)]).exit_code == 0
+    _pretend_dead(run_dir)
+    assert CliRunner().invoke(app, ["doctor", str(run_dir), "--json"]).exit_code == 1
+    with contextlib.suppress(SystemExit):
+        refused = CliRunner().invoke(app, ["doctor", str(run_dir / "nowhere")])
+        assert isinstance(refused.exception, UserInputError)
+        assert refused.exception.exit_code == 2

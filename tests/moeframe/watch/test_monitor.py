@@ -1,0 +1,231 @@
+"""The watchdog over ranks that are played by small processes: when it speaks, when not, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moeframe.protocols.stall import Stall
+from moeframe.watch.monitor import Limits, Monitor, SupersededError
+
+RANK = """
+import sys, time
+from pathlib import Path
+from moeframe.trace import Place
+from moeframe.watch.beacon import lit
+rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+with lit(folder, rank, {"rank": rank, "world_size": world}) as beacon:
+    place = Place(step=1, phase="data")
+    step = 1
+    for line in sys.stdin:
+        if line == "end\\n":
+            break
+        if line == "die\\n":
+            import os
+            os._exit(3)
+        if line == "raise\\n":
+            raise ValueError("bad batch")
+        if line == "step\\n":
+            step += 1
+        place = Place(step=step, layer=2, phase=line.strip() if line.strip() in ("save", "dispatch") else "data")
+        beacon.enter(place)
+        print("done", flush=True)
+"""
+SHORT = Limits(min_s=0.4, median_steps=2.0, first_step_s=0.4, save_s=60.0)
+
+
+class Played:
+    def __init__(self, folder: Path, world: int) -> None:
+        self.folder = folder
+        self.told: list[tuple[Stall, list[str]]] = []
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(rank), str(world), str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        for rank in range(world):
+            self.say(rank, "data")
+
+    def say(self, rank: int, word: str, *, answers: bool = True) -> None:
+        process = self.processes[rank]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{word}\n")
+        process.stdin.flush()
+        if answers:
+            assert process.stdout.readline() == "done\n"
+
+    def monitor(self, limits: Limits = SHORT, *, stop: bool = True, judges_deaths: bool = True) -> Monitor:
+        return Monitor(
+            self.folder,
+            ranks=range(len(self.processes)),
+            world_size=len(self.processes),
+            limits=limits,
+            stop=stop,
+            judges_deaths=judges_deaths,
+            raised=list,
+            tell=lambda stall, lines: self.told.append((stall, lines)),
+        )
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Iterator[Callable[[int], Played]]:
+    made: list[Played] = []
+
+    def make(world: int) -> Played:
+        made.append(Played(tmp_path, world))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_rank_that_stands_still_is_told_once_with_its_stack_and_the_job_is_ended(played) -> None:
+    job = played(2)
+    watch = job.monitor()
+    until(watch.poll)
+    assert [stall.kind for stall, _ in job.told] == ["all_idle"]
+    assert watch.poll()
+    watch.end_ranks()
+    assert [process.wait() for process in job.processes] == [-signal.SIGKILL] * 2
+    assert watch.over()
+    stall = job.folder / "stall"
+    written = json.loads((stall / "verdict.json").read_text())
+    assert (written["kind"], written["step"], written["phase"]) == ("all_idle", 1, "data")
+    assert "<string>" in (stall / "rank-0.stack").read_text()
+    assert (stall / "table.txt").read_text().splitlines() == job.told[0][1]
+
+
+def test_ranks_that_move_are_left_alone_also_while_one_saves(played) -> None:
+    job = played(2)
+    watch = job.monitor()
+    for _ in range(8):
+        for rank in (0, 1):
+            job.say(rank, "step")
+        assert not watch.poll()
+        time.sleep(0.1)
+    job.say(1, "save")
+    time.sleep(0.6)
+    assert not watch.poll()
+    assert not (job.folder / "stall").exists()
+
+
+def test_the_first_step_has_a_limit_of_its_own(played) -> None:
+    job = played(1)
+    watch = job.monitor(Limits(min_s=0.1, median_steps=1.0, first_step_s=60.0, save_s=0.1))
+    watch.poll()
+    time.sleep(0.4)
+    assert not watch.poll()
+    job.say(0, "step")
+    watch.poll()
+    time.sleep(0.4)
+    until(watch.poll)
+
+
+def test_a_stopped_rank_is_named_and_killed(played) -> None:
+    job = played(2)
+    watch = job.monitor()
+    os.kill(job.processes[1].pid, signal.SIGSTOP)
+    until(watch.poll)
+    assert (job.told[0][0].kind, job.told[0][0].ranks) == ("rank_stopped", (1,))
+    watch.end_ranks()
+    assert job.processes[1].wait() == -signal.SIGKILL
+
+
+def test_a_rank_that_dies_is_named_only_by_who_judges_deaths(played) -> None:
+    job = played(2)
+    patient = Limits(min_s=60.0, median_steps=1.0, first_step_s=60.0, save_s=60.0)
+    other = job.monitor(patient, judges_deaths=False)
+    watch = job.monitor(patient)
+    job.say(1, "die", answers=False)
+    job.processes[1].wait()
+    assert not other.poll()
+    until(watch.poll)
+    assert (job.told[0][0].kind, job.told[0][0].ranks) == ("rank_died", (1,))
+
+
+def test_how_a_process_ended_is_part_of_the_verdict_of_who_knows_it(played) -> None:
+    job = played(2)
+    watch = job.monitor(judges_deaths=False)
+    watch.poll()
+    job.say(1, "die", answers=False)
+    job.processes[1].wait()
+    watch.conclude({1: "ended with exit code 3"})
+    assert "rank 1 ended with exit code 3 at step 1" in job.told[0][0].cause
+    watch.conclude({1: "once"})
+    assert len(job.told) == 1
+
+
+def test_two_monitors_reach_one_verdict_and_both_act_on_it(played) -> None:
+    job = played(2)
+    first, second = job.monitor(), job.monitor()
+    until(first.poll)
+    assert second.poll()
+    assert len(job.told) == 1
+
+
+def test_under_report_a_stall_is_told_once_and_the_next_one_again(played) -> None:
+    job = played(1)
+    watch = job.monitor(stop=False)
+    until(lambda: not watch.poll() and len(job.told) == 1)
+    for _ in range(5):
+        assert not watch.poll()
+    assert len(job.told) == 1
+    job.say(0, "step")
+    watch.poll()
+    assert (job.folder / "stall-1" / "verdict.json").exists()
+    until(lambda: not watch.poll() and len(job.told) == 2)
+    job.say(0, "end", answers=False)
+    job.processes[0].wait()
+    watch.close()
+    assert not (job.folder / "stall").exists()
+    assert (job.folder / "stall-2").exists()
+
+
+def test_a_rank_that_finished_is_not_still(played) -> None:
+    job = played(1)
+    watch = job.monitor()
+    watch.poll()
+    job.say(0, "end", answers=False)
+    job.processes[0].wait()
+    time.sleep(0.6)
+    assert not watch.poll()
+    assert watch.over()
+
+
+def test_a_watchdog_leaves_when_other_processes_have_taken_over(played, tmp_path: Path) -> None:
+    job = played(1)
+    watch = job.monitor()
+    watch.poll()
+    again = Played(tmp_path, 1)
+    try:
+        with pytest.raises(SupersededError):
+            watch.poll()
+    finally:
+        again.close()

@@ -101,7 +101,7 @@ def check(
     package = package or settings.package
     if not package:
         raise UsageError("which package? give --package, or package in [tool.moeframe_compat]")
-    how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
+    how = _extraction(package, settings)
     past = replace(how, exclude=(), own_settings=True)
     ledger = load_ledger(settings.root / settings.ledger) if settings.ledger else []
     today = current_date()
@@ -109,6 +109,17 @@ def check(
     with _execution(ledger, settings) as running:
         before, after = cached_snapshots([(parse_spec(old), past), (parse_spec(new), how)])
         return compare(before, after, settings, ledger, suppressions, off, running)
+
+
+def _extraction(package: str, settings: Settings) -> Extraction:
+    return Extraction(
+        package,
+        settings.distribution,
+        settings.root,
+        tuple(settings.recipes),
+        tuple(settings.exclude),
+        tuple(settings.companions),
+    )
 
 
 def compare(
@@ -190,7 +201,7 @@ def write_snapshot(spec: str, package: str, target: Path, settings: Settings) ->
 
     It records what is no API: what the release says of itself, or else what the settings of today say.
     """
-    how = Extraction(package, settings.distribution, settings.root, tuple(settings.recipes), tuple(settings.exclude))
+    how = _extraction(package, settings)
     how.own_settings = True
     (snapshot,) = cached_snapshots([(parse_spec(spec), how)])
     if not snapshot.surfaces.project.declared.stated:

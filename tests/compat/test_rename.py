@@ -38,7 +38,7 @@ def api_check(root: Path) -> Report:
 def tree(tmp_path: Path) -> Path:
     """Return a copy of what the check reads."""
     leave = shutil.ignore_patterns("__pycache__", "build", "dist")
-    for folder in ("moeframe", "recipes", "compat/baselines"):
+    for folder in ("moeframe", "plugins", "recipes", "compat/baselines"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=leave)
     for file in ("pyproject.toml", "compat/accepted.toml", "tests/compat/ledger_trials.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

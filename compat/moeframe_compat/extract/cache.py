@@ -39,7 +39,14 @@ def cached_snapshots(wanted: list[tuple[Spec, Extraction]]) -> list[Snapshot]:
         if spec.kind == "snapshot":
             done[i] = _from_file(spec, how, cache)
         else:
-            tree = read_tree(spec, how.package, distribution=how.distribution, root=how.root, recipes=how.recipes)
+            tree = read_tree(
+                spec,
+                how.package,
+                distribution=how.distribution,
+                root=how.root,
+                recipes=how.recipes,
+                companions=how.companions,
+            )
             trees[i] = tree, wanted_files(tree, how)
     keys = {i: _keys(tree, files) for i, (tree, files) in trees.items()}
     parts: dict[int, Parts] = {i: cache.parts(trees[i][0].package, keys[i]) for i in trees}
@@ -72,7 +79,7 @@ def _from_file(spec: Spec, how: Extraction, cache: Cache) -> Snapshot:
 
 def _keys(tree: Tree, files: list[str]) -> dict[str, str]:
     """What the part of each file depends on."""
-    head = f"{tree.package}\0{tree.prefix}"
+    head = f"{tree.package}\0{tree.prefix}\0{sorted(tree.companions.items())}"
     return {f: hashlib.sha256(f"{head}\0{f}\0".encode() + tree.files[f]).hexdigest() for f in files}
 
 

@@ -7,22 +7,22 @@ import gc
 import io
 import re
 import tokenize
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from moeframe_compat.errors import ExtractionError
 from moeframe_compat.extract.project import read_project
 from moeframe_compat.extract.trees import LEDGER_FILE, Tree
-from moeframe_compat.model.objects import Attribute, Module
+from moeframe_compat.model.objects import Alias, Attribute, Class, Member, Module
 from moeframe_compat.model.snapshot import Snapshot, Sources
 from moeframe_compat.model.surfaces import Declared, Surfaces
 
 
 @dataclass(slots=True)
 class Extraction:
-    """How to read a release: see `read_tree`.
+    """How to read a release: see `read_tree`. Of `companions` only what they offer counts.
 
     `exclude` holds globs of files to leave out; with `own_settings` the release's own go before them, if it states any.
     """
@@ -32,6 +32,7 @@ class Extraction:
     root: Path | None = None
     recipes: tuple[str, ...] = ("recipes",)
     exclude: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
     own_settings: bool = False
 
 
@@ -97,7 +98,10 @@ def assemble(tree: Tree, parts: Mapping[str, Part]) -> Snapshot:
     names = [f.name for f in fields(Surfaces) if f.name != "project"]
     for part in parts.values():
         if part.module is not None:
-            snapshot.modules[part.module.path] = part.module
+            own = below(part.module.path, [tree.package])
+            made = part.module if own else _data_only(part.module)
+            if own or part.surfaces.registrations or any(isinstance(m, Class) for m in made.members.values()):
+                snapshot.modules[made.path] = made
         for name in names:
             getattr(snapshot.surfaces, name).extend(getattr(part.surfaces, name))
     for module in snapshot.modules.values():
@@ -111,6 +115,17 @@ def assemble(tree: Tree, parts: Mapping[str, Part]) -> Snapshot:
     return snapshot
 
 
+def _data_only(module: Module) -> Module:
+    """What the options of an offer may be made of: dataclasses, enums, constants, imports."""
+    kept: dict[str, Member] = {}
+    for name, m in module.members.items():
+        if isinstance(m, Class) and (m.decorated("dataclass") or any("Enum" in base for base in m.bases)):
+            kept[name] = replace(m, members={n: x for n, x in m.members.items() if isinstance(x, Attribute)}, state={})
+        elif isinstance(m, Attribute) or (isinstance(m, Alias) and not m.type_checking):
+            kept[name] = m
+    return Module(module.path, module.file, kept, module.imports, is_package=module.is_package)
+
+
 _INTERESTING = (
     "add_argument(",
     "add_parser(",
@@ -121,6 +136,9 @@ _INTERESTING = (
     "entry_points",
     "entrypoints",
     "HookspecMarker",
+    "Offer(",
+    "Registration(",
+    "Spec(",
     "PluginManager",
     "egistry",
     "EGISTRY",
@@ -153,14 +171,20 @@ def _expanded(snapshot: Snapshot, module: Module, depth: int) -> list[str]:
 
 def module_name(file: str, tree: Tree) -> str:
     """Dotted name of a source file, "" if it is not importable (a folder or file name that is no identifier)."""
-    outer = tree.package.count(".") + 1
-    base = (
-        "/".join(tree.prefix.split("/")[:-outer])
-        if tree.prefix.endswith(tree.package.replace(".", "/"))
-        else tree.prefix
-    )
+    homes = [(tree.package, tree.prefix), *tree.companions.items()]
+    return next((name for package, prefix in homes if (name := _name_below(file, package, prefix))), "")
+
+
+def below(path: str, packages: Iterable[str]) -> bool:
+    """Is a dotted path one of the packages, or inside one?"""
+    return any(path == package or path.startswith(f"{package}.") for package in packages)
+
+
+def _name_below(file: str, package: str, prefix: str) -> str:
+    outer = package.count(".") + 1
+    base = "/".join(prefix.split("/")[:-outer]) if prefix.endswith(package.replace(".", "/")) else prefix
     relative = file.removeprefix(f"{base}/") if base else file
-    if not relative.startswith((f"{tree.package.replace('.', '/')}/", f"{tree.package.replace('.', '/')}.py")):
+    if not relative.startswith((f"{package.replace('.', '/')}/", f"{package.replace('.', '/')}.py")):
         return ""
     parts = relative.removesuffix(".py").split("/")
     if parts[-1] == "__init__":

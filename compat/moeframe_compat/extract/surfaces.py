@@ -30,7 +30,7 @@ def read_surfaces(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
 _KINDS = (ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Subscript)
 
 
-def _call(surfaces: Surfaces, module: Module, node: ast.Call) -> None:
+def _call(surfaces: Surfaces, module: Module, node: ast.Call) -> None:  # noqa: C901 - kinds of calls
     name = dotted(node.func) or ""
     last = name.rsplit(".", 1)[-1]
     place = (module.file, node.lineno)
@@ -51,10 +51,30 @@ def _call(surfaces: Surfaces, module: Module, node: ast.Call) -> None:
         project = _text(given, module) if given is not None else None
         if isinstance(project, str):
             surfaces.groups.append(GroupUse("hooks", project, *place))
+    elif last.endswith(_OFFERS) and node.keywords:
+        _offer(surfaces, module, node, name)
     elif _registers(last) and first is not None and len(node.args) > 1:
         target = dotted(node.args[1])
         if target:
             surfaces.registrations.append(Registration(_home(name), first, f"{module.path}:{target}", *place))
+
+
+_OFFERS = ("Offer", "Registration", "BackendSpec", "PluginSpec")
+"""Ends of names of classes whose instances tell a framework what a plugin has."""
+
+
+def _offer(surfaces: Surfaces, module: Module, node: ast.Call, name: str) -> None:
+    """`DispatcherOffer(name="alltoall", options=AllToAllOptions, build=...)`."""
+    given = {k.arg: k.value for k in node.keywords if k.arg}
+    text = _text(given.get("name"), module)
+    if not isinstance(text, str):
+        return
+    target, options = dotted(given.get("build", ast.Constant(None))), dotted(given.get("options", ast.Constant(None)))
+    made = Registration(_home(name), text, f"{module.path}:{target or name}", module.file, node.lineno)
+    if options:
+        made.options = f"{module.path}:{options}"
+        surfaces.structured.append(made.options)
+    surfaces.registrations.append(made)
 
 
 def _decorated(surfaces: Surfaces, module: Module, node: ast.AST, decorator: ast.expr) -> None:

@@ -44,7 +44,8 @@ class Spec:
 class Tree:
     """Files of one release: `files` maps a path as shown in reports to bytes; `prefix` is the package's own folder.
 
-    `documents` are texts and examples beside the package, which nobody imports.
+    `documents` are texts and examples beside the package, which nobody imports. `companions` are further packages of
+    the release, each with its folder, whose offers count.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Tree:
     prefix: str
     files: dict[str, bytes] = field(default_factory=dict)
     documents: dict[str, bytes] = field(default_factory=dict)
+    companions: dict[str, str] = field(default_factory=dict)
 
 
 def parse_spec(text: str) -> Spec:
@@ -73,6 +75,7 @@ def read_tree(
     distribution: str = "",
     root: Path | None = None,
     recipes: tuple[str, ...] = ("recipes",),
+    companions: tuple[str, ...] = (),
 ) -> Tree:
     """Read the files of a release.
 
@@ -82,11 +85,12 @@ def read_tree(
         distribution: Name on the index; the package's name with hyphens if empty.
         root: Where `git:` looks; the current directory by default.
         recipes: Folders of data files beside the package.
+        companions: Further import packages of the release; those that it lacks are no error.
 
     Raises:
         ExtractionError: It cannot be read, or holds no such package.
     """
-    wanted = _Wanted(package, recipes)
+    wanted = _Wanted(package, recipes, companions)
     if spec.kind == "dir":
         return _directory(Path(spec.value), spec.label, wanted)
     if spec.kind == "git":
@@ -106,6 +110,7 @@ class _Wanted:
 
     package: str
     recipes: tuple[str, ...]
+    companions: tuple[str, ...] = ()
 
     def pick(self, label: str, names: list[str]) -> Tree:
         """A tree with no bytes yet: its `files` are the wanted names.
@@ -125,11 +130,18 @@ class _Wanted:
         prefix = homes[0] + inner
         single = f"{prefix}.py"
         tree = Tree(label, self.package, prefix if single not in names else homes[0].rstrip("/"))
+        for companion in self.companions:
+            inside = companion.replace(".", "/")
+            home = next((h for h in _COMPANION_HOMES if self._is_home(h + inside, names)), None)
+            if home is not None:
+                tree.companions[companion] = home + inside
+        folders = tuple(f"{folder}/" for folder in tree.companions.values())
         for name in names:
             if (
                 name in (single, f"{prefix}/{SURFACE_FILE}", f"{prefix}/{LEDGER_FILE}")
                 or (name.startswith(f"{prefix}/") and name.endswith((".py", *_DATA)))
                 or self._beside(name)
+                or (name.startswith(folders) and name.endswith(".py"))
             ):
                 tree.files[name] = b""
             elif name.endswith(_TEXTS) and (name.count("/") == 0 or name.startswith(_DOCUMENTS)):
@@ -178,6 +190,8 @@ def _names(path: Path, wanted: _Wanted) -> list[str]:
     names = [name for folder in dict.fromkeys(["", *above]) for name in _files(path, folder)]
     folders = [f.strip("/") for f in (*wanted.recipes, *_DOCUMENTS)]
     folders += [f.name for f in path.iterdir() if f.name.endswith((".dist-info", ".egg-info"))]
+    inside = [c.replace(".", "/") for c in wanted.companions]
+    folders += [h + c for c in inside for h in _COMPANION_HOMES if (path / h / c).is_dir()]
     for folder in dict.fromkeys([home + inner, *sorted(folders)]):
         names += _walk(path, folder)
     return names
@@ -196,6 +210,7 @@ def _walk(path: Path, start: str) -> list[str]:
     return names
 
 
+_COMPANION_HOMES = ("", "src/", "lib/", "python/", "plugins/", "packages/")
 _HOMES = ("", "src/", "lib/", "python/")
 _SKIP = frozenset({"__pycache__", "node_modules", "build", "dist", "venv", ".venv", "site-packages"})
 

@@ -38,6 +38,8 @@ class Index:
         self.modules = snapshot.modules
         self.package = snapshot.package
         self._replaced = {name: (m.path, text) for m in self.modules.values() for name, text in m.replaced.items()}
+        tops = {path.partition(".")[0] for path in self.modules}
+        self._companions = tops - {self.package.partition(".")[0]}
         self._mro: dict[str, list[Found]] = {}
         self._cache: dict[str, Found | None] = {}
         self._names: dict[tuple[str, str], Found | None] = {}
@@ -56,7 +58,7 @@ class Index:
     def _find(self, path: str, depth: int) -> Found | None:
         if depth > _DEPTH:
             return None
-        if path != self.package and not path.startswith(f"{self.package}."):
+        if not self.inside(path):
             return Found(path, "", None)
         owner, rest = self._module_of(path)
         if owner is None:
@@ -70,6 +72,11 @@ class Index:
             if found.external:
                 return Found(".".join([found.path, *rest[i + 1 :]]), "", None)
         return found
+
+    def inside(self, path: str) -> bool:
+        """Is it a path of the package, or of one that comes with it?"""
+        own = path == self.package or path.startswith(f"{self.package}.")
+        return own or path.partition(".")[0] in self._companions
 
     def _replacement(self, path: str, depth: int) -> Found | None:
         """A module put into `sys.modules` under this name."""

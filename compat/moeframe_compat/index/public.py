@@ -115,7 +115,7 @@ def surface(index: Index) -> dict[str, Entry]:
     out: dict[str, Entry] = {}
     for path in sorted(index.modules, key=lambda p: (p.count("."), p)):
         module = index.modules[path]
-        if not module_is_public(path):
+        if not module_is_public(path) or not below(path, [index.package]):
             continue
         for name, made in public_names(index, module):
             if made is not None and furniture(index, path, made):

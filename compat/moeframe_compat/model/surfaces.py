@@ -45,13 +45,17 @@ class CliCommand:
 
 @dataclass(slots=True)
 class Registration:
-    """An object registered under a literal name: `registry` is the registering callable or the table."""
+    """An object registered under a literal name: `registry` is the registering callable or the table.
+
+    `options` is `module:name` of the dataclass whose fields are its options, "" if it states none.
+    """
 
     registry: str
     name: str
     target: str
     file: str
     line: int
+    options: str = ""
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ class Settings:
         ledger: File of declared changes.
         suppressions: File of suppressions.
         exclude: Globs of files that are not read.
+        companions: Further import packages of the distribution whose offers recipes name.
         recipes: Folders of YAML files beside the package.
         config_classes: Classes whose fields are recipe keys although neither name nor use says so.
         constants: Constants whose value is watched although their name is not in capitals.
@@ -50,6 +51,7 @@ class Settings:
     ledger: str = ""
     suppressions: str = ""
     exclude: list[str] = field(default_factory=list)
+    companions: list[str] = field(default_factory=list)
     recipes: list[str] = field(default_factory=lambda: ["recipes"])
     config_classes: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeframe_compat.index.lookup import Found
-from moeframe_compat.index.public import Entry, furniture, module_is_public, public_names
+from moeframe_compat.index.public import Entry, below, furniture, module_is_public, public_names
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Attribute, Class, Function
 from moeframe_compat.rules.context import Context
@@ -15,7 +15,7 @@ def check_modules(ctx: Context) -> set[str]:
     """PY002. Returns the old modules that are gone, whose contents need no finding of their own."""
     gone: set[str] = set()
     for path, module in sorted(ctx.old.modules.items()):
-        if not module_is_public(path):
+        if not module_is_public(path) or not below(path, [ctx.old.package]):
             continue
         if path in ctx.new.modules or ctx.new.replaces(path):
             continue
@@ -114,6 +114,8 @@ def check_exports(ctx: Context, gone: set[str]) -> None:
     for path, module in sorted(ctx.old.modules.items()):
         new = ctx.new.modules.get(path)
         if path in gone or new is None or module.exports is None or not module_is_public(path):
+            continue
+        if not below(path, [ctx.old.package]):
             continue
         offered = (
             new.exports if new.exports is not None else [n for n, _ in public_names(ctx.new, new)] + list(new.members)

@@ -236,7 +236,18 @@ def _attribute(ctx: Context, path: str, cls: Found, old: Found, new: Found) -> N
     a = old.obj
     assert isinstance(a, Attribute)
     if isinstance(new.obj, Function):
-        if new.obj.role == "property" and not new.obj.writable and (a.instance or a.annotation):
+        if new.obj.role == "property" and a.value is not None and not a.instance and not is_dataclass(ctx.old, cls):
+            ctx.emit(
+                "PY119",
+                path,
+                old="class variable",
+                new="property",
+                at=ctx.new_place(new),
+                was=ctx.old_place(old),
+                why=f"`{path.rsplit('.', 2)[-2]}.{a.name}` gives a property object",
+                fix=f"keep `{a.name} = ...` in the class body",
+            )
+        elif new.obj.role == "property" and not new.obj.writable and (a.instance or a.annotation):
             ctx.emit(
                 "PY118",
                 path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from moeframe_compat.index.classes import constructor
+from moeframe_compat.index.classes import constructor, fields, is_dataclass
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.signatures import effective
 from moeframe_compat.index.values import known, same, show
@@ -13,6 +13,7 @@ from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Attribute, Class, Function, Param
 from moeframe_compat.model.surfaces import Registration
 from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.dataclasses import check_dataclass
 from moeframe_compat.rules.params import Call, ParamCheck
 
 _NAMED_BY = ("name", "key", "alias", "registry_name", "type_name", "register_as")
@@ -50,6 +51,34 @@ def _registered(ctx: Context, shims: Shims) -> None:
             )
             continue
         _factory(ctx, r, found, shims)
+        _options(ctx, r, found, shims)
+
+
+def _options(ctx: Context, old: Registration, new: Registration, shims: Shims) -> None:
+    """The options that recipes give by name, whatever their class is called and wherever it is."""
+    a, b = _class(ctx.old, old.options), _class(ctx.new, new.options)
+    if a is None or not is_dataclass(ctx.old, a) or not ctx.old.inside(a.path):
+        return
+    if b is None or not is_dataclass(ctx.new, b):
+        for f in fields(ctx.old, a):
+            ctx.emit(
+                "CF001",
+                f"{a.path}.{f.name}",
+                old=f"{f.name}: {f.annotation}",
+                at=(new.file, new.line),
+                was=(old.file, old.line),
+                why=f"{old.name} takes no options any more: recipes that set {f.name} fail",
+                fix=f"keep {f.name} until its announced removal",
+                cause=f"options:{old.name}",
+            )
+        return
+    check_dataclass(ctx, a.path, a, b, shims)
+
+
+def _class(index: Index, text: str) -> Found | None:
+    module, _, name = text.partition(":")
+    found = index.name(module, name) if name else None
+    return found if found is not None and isinstance(found.obj, Class) else None
 
 
 def _by_subclassing(index: Index) -> list[Registration]:

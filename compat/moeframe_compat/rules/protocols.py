@@ -45,11 +45,35 @@ def check_implementers(ctx: Context, path: str, old: Found, new: Found) -> None:
         _protocol(ctx, path, old, new)
     if is_abstract(ctx.new, new) and not is_protocol(ctx.new, new):
         _abstract(ctx, path, old, new)
+    if is_protocol(ctx.old, old):
+        _attributes(ctx, path, old, new)
     for name, m in _methods(old).items():
         found = ctx.new.member(new, name)
         member = Found(f"{old.path}.{name}", old.module, m)
         if found is not None and isinstance(found.obj, Function) and implemented_by_others(ctx, old, member):
             _implemented_method(ctx, f"{path}.{name}", member, found)
+
+
+def _attributes(ctx: Context, path: str, old: Found, new: Found) -> None:
+    """PA006 for attributes: implementations hold what the old annotation allowed."""
+    assert isinstance(old.obj, Class)
+    for name, m in old.obj.members.items():
+        found = ctx.new.member(new, name)
+        if not isinstance(m, Attribute) or m.instance or found is None or not isinstance(found.obj, Attribute):
+            continue
+        before = alternatives(ctx.old, old.module, m.annotation)
+        now = alternatives(ctx.new, found.module, found.obj.annotation)
+        if before is not None and now is not None and covers(ctx.new, now, before) is False:
+            ctx.emit(
+                "PA006",
+                f"{path}.{name}",
+                old=show(before),
+                new=show(now),
+                at=ctx.new_place(found),
+                was=ctx.old_place(old),
+                why=f"implementations whose {name} is {show(before)} are refused by type checkers",
+                fix=f"keep {show(before)}",
+            )
 
 
 def _methods(cls: Found) -> dict[str, Function]:

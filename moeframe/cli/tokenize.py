@@ -25,6 +25,10 @@ def tokenize(request: TokenizeRequest, *, data_set: str | None, plugins: Sequenc
         UserInputError: an input, the tokenizer or the place is refused, or there is no such data set.
         JobFailedError: the disk is full.
     """
+    if not all(request.inputs):
+        raise UserInputError("the name of an input is empty. Name text files, .jsonl files or patterns.")
+    if request.out.name in ("", ".."):
+        raise UserInputError(f"--out {str(request.out)!r} names no file. The command writes NAME.json and others.")
     offer = _writer(Catalog(build_plugin_manager(plugins)), data_set)
     assert offer.tokenize is not None
     written = offer.tokenize(request)

@@ -71,5 +71,5 @@ def _give_up(error: Exception) -> None:
     """Say that nothing more is written for TensorBoard, and write nothing more."""
     global _writer
     _writer = None
-    _LOG.warning("TensorBoard files are not written", exc_info=error)
+    _LOG.info("TensorBoard files are not written", exc_info=error)
     print(f"TensorBoard files are not written: {type(error).__name__}: {error} ({_OFF})", flush=True)  # noqa: T201

@@ -167,3 +167,16 @@ def test_neither_tokenize_nor_check_imports_torch() -> None:
     ).replace("sys.argv[1]", repr(str(TINY)))
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["", "--out", "t"], "error: the name of an input is empty."),
+        (["a.txt", "--out", ""], "error: --out '.' names no file."),
+        (["a.txt", "--out", "x/.."], "error: --out 'x/..' names no file."),
+    ],
+)
+def test_an_empty_name_is_refused(moeframe, arguments: list[str], message: str) -> None:
+    code, out, err = moeframe("tokenize", *arguments)
+    assert (code, out, err.startswith(message)) == (2, "", True)

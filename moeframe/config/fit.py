@@ -89,6 +89,12 @@ def _dispatcher_shapes(c: Composition) -> Iterator[Problem]:
             message=f"given {model.hidden_size}; dispatcher {name!r} needs a multiple of {multiple}.",
             fix=f"Use {nearest}, or name another dispatcher.",
         )
+    if model.hidden_size < traits.min_hidden:
+        yield Problem(
+            path="model.hidden_size",
+            message=f"given {model.hidden_size}; dispatcher {name!r} sends rows of at least {traits.min_hidden}.",
+            fix=f"Use {traits.min_hidden} or more, or name another dispatcher.",
+        )
     if traits.max_hidden is not None and model.hidden_size > traits.max_hidden:
         yield Problem(
             path="model.hidden_size",

@@ -49,6 +49,7 @@ class DispatcherTraits:
     max_group: int | None = None
     group_sizes: tuple[int, ...] | None = None
     """The only legal sizes of the ep group, ascending; None: every size from `min_group` to `max_group`."""
+    min_hidden: int = 1
     max_hidden: int | None = None
     max_local_experts: int | None = None
     """Experts that one rank may hold."""

@@ -93,7 +93,8 @@ class _Bench:
         self.num_experts = num_experts or workload.num_local_experts * self.ep
         self.num_local = self.num_experts // self.ep
         self.top_k = min(workload.top_k, traits.max_topk or workload.top_k, self.num_experts)
-        self.hidden = -(-workload.hidden_size // traits.hidden_multiple) * traits.hidden_multiple
+        least = max(workload.hidden_size, traits.min_hidden)
+        self.hidden = -(-least // traits.hidden_multiple) * traits.hidden_multiple
         self.steps = build_steps(workload, ep_size=self.ep, top_k=self.top_k, token_multiple=traits.token_multiple)
         self.dispatcher: Dispatcher = subject.offer.build(
             subject.offer.options(**subject.options),

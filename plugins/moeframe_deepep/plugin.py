@@ -64,6 +64,7 @@ def _hybridep_traits(options: HybridEPOptions, precision: Precision) -> Dispatch
         keeps_expert_input=False,
         deterministic=True,
         hidden_multiple=16,
+        min_hidden=128,  # it allocates a scale for every 128 elements, and cannot share a buffer of none
         async_comm=True,
         wire_dtypes=("bfloat16",),
         min_group=2,

@@ -23,6 +23,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 SMALL = (
     "data.name=synthetic",
     "data.options.routing=balanced",
+    "model.hidden_size=128",
     "train.steps=2",
     "train.seq_len=64",
     "train.global_batch_size=8",

@@ -186,6 +186,12 @@ launch: {nproc_per_node: two}
         ),
         (
             [],
+            {"dispatcher": {"min_hidden": 17}},
+            "model.hidden_size: given 16; dispatcher 'plain' sends rows of at least 17. Use 17 or more, or name "
+            "another dispatcher.",
+        ),
+        (
+            [],
             {"dispatcher": {"max_hidden": 15}},
             "model.hidden_size: given 16; dispatcher 'plain' sends rows of at most 15. Use 15 or less, or name another "
             "dispatcher.",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_folder_stays")
 OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
 
 
-def build(name: str, hidden_size: int = 32, **options: Any):
+def build(name: str, hidden_size: int = 128, **options: Any):
     offer = OFFERS[name]
     if name == "deepep":
         options = {"api": "buffer", **options}
@@ -48,7 +48,7 @@ def open_buffers(name: str) -> int:
 
 def shared_and_freed(name: str) -> list[int]:
     before = open_buffers(name)
-    dispatchers = [build(name), build(name), build(name, hidden_size=64)]
+    dispatchers = [build(name), build(name), build(name, hidden_size=256)]
     seen = [open_buffers(name) - before]
     for dispatcher in dispatchers:
         dispatcher.release()
@@ -84,14 +84,14 @@ def test_compiling_is_announced_and_its_end_told_on_one_rank_and_once(ranks) -> 
     on_rank_0, on_rank_1 = ranks.run(heard, world_size=2)
 
     begin, end = on_rank_0
-    assert begin.startswith("WARNING: hybridep compiles its kernels (hidden size 32, 4 experts on each of 2 ranks)")
+    assert begin.startswith("WARNING: hybridep compiles its kernels (hidden size 128, 4 experts on each of 2 ranks)")
     assert end.startswith("WARNING: hybridep: kernels are ready after ")
     assert end.endswith(" s")
     assert on_rank_1 == []
 
 
 def environment(folder: str) -> tuple[str | None, str | None]:
-    build("hybridep", hidden_size=48, cache_dir=folder).release()
+    build("hybridep", hidden_size=144, cache_dir=folder).release()
     return os.environ.get("USE_MNNVL"), os.environ.get("HYBRID_EP_CACHE_DIR")
 
 
@@ -105,7 +105,7 @@ def refused(name: str) -> list[str]:
     dispatcher = build(name)
     ids_TK = torch.tensor([[0, 1]] * 4)
     layout = dispatcher.layout(ids_TK)
-    x_TD, gates_TK = torch.zeros(4, 32, dtype=torch.bfloat16), torch.zeros(4, 2)
+    x_TD, gates_TK = torch.zeros(4, 128, dtype=torch.bfloat16), torch.zeros(4, 2)
     calls = (
         lambda: dispatcher.layout(torch.zeros(65, 2, dtype=torch.int64)),
         lambda: dispatcher.layout(ids_TK.int()),
@@ -121,7 +121,7 @@ def refused(name: str) -> list[str]:
             said.append(str(error))
     dispatched = dispatcher.dispatch(x_TD, gates_TK, layout)
     try:
-        dispatcher.combine(dispatched.rows_RD[:-1] if distributed.get_rank() == 0 else torch.zeros(1, 32), dispatched)
+        dispatcher.combine(dispatched.rows_RD[:-1] if distributed.get_rank() == 0 else torch.zeros(1, 128), dispatched)
     except ContractError as error:
         said.append(str(error))
     dispatcher.release()

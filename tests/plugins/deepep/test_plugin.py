@@ -114,6 +114,10 @@ def test_the_elastic_buffer_has_other_limits_than_the_buffer(library) -> None:
             "model.num_experts_per_tok: given 40; dispatcher 'deepep' sends a token to at most 32 experts",
         ),
         (
+            ["dispatcher.name=hybridep", "model.hidden_size=112"],
+            "model.hidden_size: given 112; dispatcher 'hybridep' sends rows of at least 128",
+        ),
+        (
             ["dispatcher.name=hybridep", "model.n_routed_experts=66", "model.n_group=1", "model.topk_group=1"],
             "model.n_routed_experts: given 66; dispatcher 'hybridep' needs a multiple of 4",
         ),

@@ -27,6 +27,7 @@ class HybridEPBuffer:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.hidden, self.max_tokens, self.local = hidden_dim, max_num_of_tokens_per_rank, num_local_experts
         assert hidden_dim % 16 == 0
+        assert hidden_dim // 128 > 0, "cuMemGetAddressRange: named symbol not found"
         assert num_local_experts * self.size % 4 == 0
         assert max_num_of_tokens_per_rank >= 512
         assert max_num_of_tokens_per_rank % 64 == 0

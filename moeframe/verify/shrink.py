@@ -125,7 +125,7 @@ def _model(model: DeepSeekV3Config, traits: DispatcherTraits, stages: int) -> De
     return replace(
         model,
         vocab_size=_VOCABULARY,
-        hidden_size=-(-24 // hidden) * hidden,
+        hidden_size=-(-max(24, traits.min_hidden) // hidden) * hidden,
         num_hidden_layers=layers,
         first_k_dense_replace=layers if dense_only else dense,
         intermediate_size=20,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from moeframe_megatron_fsdp.plugin import moeframe_offer_shardings
+from moeframe_torch_sharding.plugin import moeframe_offer_shardings as other_offers
 
 from moeframe.errors import PluginError
 from moeframe.mesh.degrees import Degrees
@@ -65,10 +66,30 @@ def test_whole_parameters(ranks: RankPool, zero: int) -> None:
     )
 
 
-def test_state_goes_on_in_another_layout(ranks: RankPool, tmp_path: Path) -> None:
-    ranks.run(checks.check_save, subject(2), layout(4, 2), tmp_path, 12)
-    load = partial(checks.check_load, subject(3), layout(2, 2), tmp_path, 12, saved=layout(4, 2))
-    ranks.run(load, world_size=2)
+class InFloat32(Subject):
+    """A strategy in the most exact dtype that megatron_fsdp has."""
+
+    precision = "float32"
+
+
+def other(name: str) -> Subject:
+    offer = next(offer for offer in other_offers() if offer.name == name)
+    return InFloat32(offer=offer, options={}, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("saves", "saved", "loads", "loaded"),
+    [
+        (subject(2), layout(4, 2), subject(3), layout(2, 2)),
+        (subject(3), layout(2, 2), other("fsdp2"), layout(2, 1)),
+        (other("replicate"), layout(2, 1), subject(1), layout(2, 2)),
+    ],
+)
+def test_state_goes_on_in_another_layout_and_sharding(
+    ranks: RankPool, tmp_path: Path, saves, saved, loads, loaded
+) -> None:
+    ranks.run(checks.check_save, saves, saved, tmp_path, 12, world_size=saved.world)
+    ranks.run(partial(checks.check_load, loads, loaded, tmp_path, 12, saved=saved), world_size=loaded.world)
 
 
 def go_wrong(way: str, zero: int, degrees: Degrees) -> None:

@@ -19,8 +19,8 @@ from moeframe_compat.extract.package import Extraction, Part, assemble, read_par
 from moeframe_compat.extract.trees import Spec, Tree, read_tree
 from moeframe_compat.model.snapshot import Snapshot, parse_snapshot
 
-PARALLEL = 400_000
-"""Bytes of source of the smaller release from which a second process pays."""
+PARALLEL = 200_000
+"""Bytes of source for each of two processes from which the second one pays."""
 _KEEP = 12
 
 Parts = dict[str, Part]
@@ -83,44 +83,66 @@ def _keys(tree: Tree, files: list[str]) -> dict[str, str]:
     return {f: hashlib.sha256(f"{head}\0{f}\0".encode() + tree.files[f]).hexdigest() for f in files}
 
 
-def _read(tree: Tree, files: list[str]) -> Parts:
-    return {file: read_part(file, tree) for file in files}
+Job = tuple[int, Tree, str]
+"""A file to read: the number of its tree, the tree, its name."""
 
 
 def _read_all(trees: Mapping[int, tuple[Tree, list[str]]]) -> dict[int, Parts]:
-    sizes = [sum(len(tree.files[f]) for f in files) for tree, files in trees.values()]
-    if len(trees) < 2 or min(sizes) < PARALLEL or (os.cpu_count() or 1) < 2:
-        return {i: _read(*t) for i, t in trees.items()}
+    """Read files of all trees; a second process reads half of them where that pays.
+
+    Raises:
+        ExtractionError: A file cannot be read; the first one, in whatever process.
+    """
+    jobs = [(i, tree, file) for i, (tree, files) in trees.items() for file in files]
+    whole = sum(len(tree.files[file]) for _, tree, file in jobs)
+    if whole < 2 * PARALLEL or (os.cpu_count() or 1) < 2:
+        return _sorted(_read(jobs))
     import multiprocessing
 
     if "fork" not in multiprocessing.get_all_start_methods():
-        return {i: _read(*t) for i, t in trees.items()}
-    (first, (tree, files)), *others = trees.items()
+        return _sorted(_read(jobs))
+    from moeframe_compat.extract import modules  # once, for both
+
+    assert modules
+    size, count = 0, 0
+    while size < whole / 2:
+        size, count = size + len(jobs[count][1].files[jobs[count][2]]), count + 1
     receiving, sending = multiprocessing.get_context("fork").Pipe(duplex=False)
-    worker = multiprocessing.get_context("fork").Process(target=_work, args=(sending, tree, files), daemon=True)
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(sending, jobs[:count]), daemon=True)
     worker.start()
     sending.close()
-    out = {i: _read(*t) for i, t in others}
+    mine, refused = _tried(jobs[count:])
     try:
-        answer = pickle.loads(receiving.recv_bytes())  # noqa: S301 - from our own child
+        theirs, first = pickle.loads(receiving.recv_bytes())  # noqa: S301 - from our own child
     except EOFError:
-        raise ExtractionError(
-            f"{tree.label}: the reading process died (exit {worker.exitcode}); is memory short?"
-        ) from None
+        raise ExtractionError(f"the reading process died (exit {worker.exitcode}); is memory short?") from None
     worker.join()
-    if isinstance(answer, ExtractionError):
-        raise answer
-    out[first] = answer
+    if first or refused:
+        raise ExtractionError(first or refused)
+    return _sorted(theirs | mine)
+
+
+def _read(jobs: list[Job]) -> dict[tuple[int, str], Part]:
+    return {(i, file): read_part(file, tree) for i, tree, file in jobs}
+
+
+def _tried(jobs: list[Job]) -> tuple[dict[tuple[int, str], Part], str]:
+    """What was read, and why not."""
+    try:
+        return _read(jobs), ""
+    except ExtractionError as e:
+        return {}, str(e)
+
+
+def _sorted(parts: dict[tuple[int, str], Part]) -> dict[int, Parts]:
+    out: dict[int, Parts] = {}
+    for (i, file), part in parts.items():
+        out.setdefault(i, {})[file] = part
     return out
 
 
-def _work(sending: Any, tree: Tree, files: list[str]) -> None:
-    made: Parts | ExtractionError
-    try:
-        made = _read(tree, files)
-    except ExtractionError as e:
-        made = e
-    sending.send_bytes(pickle.dumps(made, protocol=pickle.HIGHEST_PROTOCOL))
+def _work(sending: Any, jobs: list[Job]) -> None:
+    sending.send_bytes(pickle.dumps(_tried(jobs), protocol=pickle.HIGHEST_PROTOCOL))
     sending.close()
 
 

@@ -57,11 +57,27 @@ def wanted_files(tree: Tree, how: Extraction) -> list[str]:
     """Files of a tree that are read one by one."""
     declared = read_project(tree).declared if how.own_settings else Declared()
     exclude = declared.exclude if declared.stated else how.exclude
+    unread = _without_offers(tree)
     return [
         file
         for file in sorted(tree.files)
-        if file.endswith((".py", ".yaml", ".yml")) and not any(fnmatch(file, pattern) for pattern in exclude)
+        if file.endswith((".py", ".yaml", ".yml"))
+        and file not in unread
+        and not any(fnmatch(file, pattern) for pattern in exclude)
     ]
+
+
+def _without_offers(tree: Tree) -> set[str]:
+    """Files of companions that neither offer anything nor are imported where something is offered."""
+    folders = tuple(f"{folder}/" for folder in tree.companions.values())
+    files = {f for f in tree.files if folders and f.startswith(folders)}
+    offering = {f for f in files if any(word in tree.files[f] for word in _OFFERING)}
+    imported = {m.decode() for f in offering for m in _IMPORT.findall(tree.files[f])}
+    return {f for f in files - offering if module_name(f, tree) not in imported}
+
+
+_OFFERING = (b"Offer(", b"Registration(", b"BackendSpec(", b"PluginSpec(")
+_IMPORT = re.compile(rb"^ *from +([\w.]+) +import", re.MULTILINE)
 
 
 def read_part(file: str, tree: Tree) -> Part:

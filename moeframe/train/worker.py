@@ -97,6 +97,7 @@ def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int
                 world_size=world.world_size,
             )
             summary = job.train(run_dir.path, resume_step=resume_step)
+            beacon.ending()
             if world.rank == 0:
                 run_dir.write_json("summary.json", summary.as_json())
             if not summary.stopped_by:

@@ -58,7 +58,7 @@ class Probe(Protocol):
     """What torch can tell of a rank without the rank's main thread. All but `passed` run on the pulse."""
 
     def passed(self, count: int, place: Place) -> int:
-        """Note that work up to this event was launched; called at each event. Returns the number of the stream."""
+        """Note that all work of a phase was launched, whose end is event `count`. Returns the number of the stream."""
 
     def device(self) -> tuple[int, Place | None] | None:
         """Return the last event whose work the device has finished, and the phase that it runs; None on a CPU."""
@@ -144,20 +144,20 @@ class Beacon:
     def enter(self, place: Place) -> None:
         """Note that a phase begins."""
         if self.place.direction == "backward":  # it had no end of its own
-            self._finished = self._place
+            self._finish()
         self.place = place
         self._place = pack_place(place)
         if place.step != self._step:
             self._new_step(place.step)
-        self._pass("entered")
+        self._write("entered")
 
     def leave(self, place: Place) -> None:
         """Note that a phase has ended."""
         if place is not self.place:
             self.place = place
             self._place = pack_place(place)
-        self._finished = self._place
-        self._pass("left")
+        self._finish()
+        self._write("left")
 
     @property
     def count(self) -> int:
@@ -172,7 +172,14 @@ class Beacon:
 
     def compiling(self, *, yes: bool) -> None:
         """Note that torch.compile begins or ends."""
-        self._life = "compiling" if yes else "running"
+        self._mark("compiling" if yes else "running")
+
+    def ending(self) -> None:
+        """Note that training is over, and what remains is to write and to free."""
+        self._mark("ending")
+
+    def _mark(self, life: Life) -> None:
+        self._life = life
         self._write("entered")
 
     def _new_step(self, step: int) -> None:
@@ -185,10 +192,10 @@ class Beacon:
         if step >= 0 and self._life == "starting":
             self._life = "running"
 
-    def _pass(self, event: Event) -> None:
+    def _finish(self) -> None:
+        self._finished = self._place
         if self._probe is not None:
             self._stream = self._probe.passed(self._count + 1, self.place)
-        self._write(event)
 
     def _write(self, event: Event) -> None:
         self._count = count = self._count + 1

@@ -33,7 +33,7 @@ class Limits:
     """How long a rank may stand still, seconds.
 
     `min_s` or `median_steps` median steps, whichever is longer; `first_step_s` while any rank starts, is in its first
-    step or compiles; `save_s` while any rank saves.
+    step, compiles or has done its last step; `save_s` while any rank saves.
     """
 
     min_s: float
@@ -47,7 +47,7 @@ class Limits:
         limit = max(self.min_s, steps)
         training = [view for view in views if view.state != "finished"]
         if len(views) < world_size or any(
-            view.moment.steps < 2 or view.moment.life == "compiling" for view in training
+            view.moment.steps < 2 or view.moment.life in ("compiling", "ending") for view in training
         ):
             limit = max(limit, self.first_step_s)
         if any(view.moment.place.phase == "save" for view in training):

@@ -55,7 +55,7 @@ _PULSES_AT: Final = _HEADER_SIZE + 2 * _MOMENT_STRIDE
 SIZE: Final = _PULSES_AT + 2 * _PULSE_STRIDE
 
 Event: TypeAlias = Literal["", "entered", "left"]
-Life: TypeAlias = Literal["starting", "running", "compiling", "finished", "failed"]
+Life: TypeAlias = Literal["starting", "running", "compiling", "ending", "finished", "failed"]
 
 _PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _PHASE_NUMBER: Final = {phase: number for number, phase in enumerate(_PHASES)}

@@ -1,7 +1,8 @@
 """A dispatcher that gets a rank of a job stuck, killed or wrong at steps of one's choice. Used with --plugin.
 
-`plan`: ``fault@step,fault@step``, all in layer `layer` of `rank`. `seconds`: how long those last that end by
-themselves; 0: for ever. `once`: a folder in which each fault leaves a file, so that it does not strike again after a restart.
+`plan`: ``fault@step,fault@step``, in layer `layer` of `rank`, -1: its first one; ``slow@0``: in every layer of every
+step. `seconds`: how long those last that end by themselves; 0: for ever. `once`: a folder in which each fault leaves a
+file, so that it does not strike again after a restart.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class StuckDispatcher(AllToAllDispatcher):
         for part in filter(None, options.plan.split(",")):
             fault, _, step = part.partition("@")
             self._plan[int(step)] = fault
+        self._struck: set[int] = set()
+        self._slow = self._plan.get(0) == "slow"
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._mine = self._rank == options.rank
         everyone = list(range(dist.get_world_size())) if dist.is_initialized() else []
@@ -64,8 +67,13 @@ class StuckDispatcher(AllToAllDispatcher):
         """Return the fault that is due here and now, "" if none is."""
         place = trace.current()
         fault = self._plan.get(place.step, "")
-        if not fault or place.layer != self._options.layer or place.micro_batch > 0:
+        if not fault or self._options.layer not in (-1, place.layer):
             return ""
+        if fault.startswith("nan"):  # when the step is run again, too
+            return "" if place.micro_batch > 0 else fault
+        if place.step in self._struck:
+            return ""
+        self._struck.add(place.step)
         if self._options.once:
             struck = Path(self._options.once) / f"{fault}-{place.step}-{self._rank}"
             if struck.exists():
@@ -89,6 +97,8 @@ class StuckDispatcher(AllToAllDispatcher):
         fault = "" if self._plan.get(trace.current().step) in IN_LAYOUT else self._fault()
         if fault:
             self._strike(fault)
+        if self._slow and self._mine:
+            time.sleep(self._options.seconds)
         dispatched = super().dispatch(x_TD, gates_TK, layout)
         if fault == "nan" and self._mine:
             return replace(dispatched, rows_RD=dispatched.rows_RD * float("nan"))

@@ -1,0 +1,87 @@
+"""A loss or gradient that is not finite on one rank: all ranks decide alike, and the report names where it arose."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moeframe.config.load import load_recipe
+from moeframe.errors import JobFailedError
+from moeframe.train.assemble import assemble
+from moeframe.train.trainer import Trainer
+
+from .test_ledger import RECIPE, SMALL
+
+PLUGINS = str(Path(__file__).parents[1] / "data" / "plugins")
+TWO = ("launch.nproc_per_node=2", "parallel.ep=2", "dispatcher.name=stuck", "dispatcher.options.layer=1")
+PIPELINE = (
+    "launch.nproc_per_node=4",
+    "parallel.ep=2",
+    "parallel.pp=2",
+    "schedule.name=1f1b",
+    "dispatcher.name=stuck",
+    "dispatcher.options.layer=1",
+    "dispatcher.options.rank=3",
+)
+
+
+def steps(overrides: tuple[str, ...]) -> SimpleNamespace:
+    """Return the metrics of three steps, the parameters after each, and the error that ended them."""
+    if PLUGINS not in sys.path:
+        sys.path.insert(0, PLUGINS)
+    found = SimpleNamespace(metrics=[], parameters=[], error="")
+    with assemble(load_recipe(RECIPE, [*SMALL, *overrides]), plugins=["stuck_parts"]) as job:
+        trainer = Trainer(job, progress=False)
+        try:
+            for step in range(3):
+                found.metrics.append(trainer.step(step))
+                found.parameters.append(job.sharded.full_parameters())
+        except JobFailedError as error:
+            found.error = str(error)
+            found.parameters.append(job.sharded.full_parameters())
+    return found
+
+
+CASES = [
+    (
+        (*TWO, "sharding.name=replicate"),
+        "nan",
+        "rank 1 at step 2, micro-batch 0, layer 1, dispatch (forward), in rows_RD",
+    ),
+    ((*TWO, "sharding.name=fsdp2"), "nan_gradient", "rank 1 at step 2, micro-batch 0, layer 1, dispatch (backward)"),
+    (PIPELINE, "nan_gradient", "rank 3 at step 2, micro-batch 0, layer 1, dispatch (backward)"),
+]
+
+
+@pytest.mark.parametrize(("layout", "fault", "where"), CASES, ids=["replicate", "fsdp2", "pipeline"])
+def test_under_skip_the_step_changes_nothing_on_any_rank_and_is_counted(ranks, layout, fault, where) -> None:
+    world = 4 if layout is PIPELINE else 2
+    given = (*layout, f"dispatcher.options.plan={fault}@2", "train.on_nonfinite=skip")
+    found = ranks.run(steps, given, world_size=world, timeout=100)
+    for one in found:
+        assert not one.error
+        assert [line["skipped_steps"] for line in one.metrics] == [0, 1, 1]
+        assert one.metrics[1]["grad_norm"] is None
+        assert all(torch.equal(value, one.parameters[1][name]) for name, value in one.parameters[0].items())
+        assert all(bool(value.isfinite().all()) for value in one.parameters[2].values())
+        assert any(not torch.equal(value, one.parameters[2][name]) for name, value in one.parameters[0].items())
+        shared = one.parameters[2].keys() & found[0].parameters[2].keys()
+        assert all(torch.equal(one.parameters[2][name], found[0].parameters[2][name]) for name in shared)
+
+
+@pytest.mark.parametrize(("layout", "fault", "where"), CASES, ids=["replicate", "fsdp2", "pipeline"])
+def test_under_stop_every_rank_raises_the_same_report_of_rank_layer_and_parameter(ranks, layout, fault, where) -> None:
+    world = 4 if layout is PIPELINE else 2
+    found = ranks.run(steps, (*layout, f"dispatcher.options.plan={fault}@2"), world_size=world, timeout=100)
+    assert len({one.error for one in found}) == 1
+    error = found[0].error
+    assert f"It arose on {where}" in error
+    assert "First parameter with such a gradient: " in error
+    assert "No parameter was changed" in error
+    for one in found:
+        assert len(one.metrics) == 1
+        assert all(torch.equal(value, one.parameters[1][name]) for name, value in one.parameters[0].items())

@@ -12,7 +12,7 @@ from moeframe.protocols.dispatcher import Dispatched, Dispatcher, DispatcherCont
 from moeframe_collectives.exchange import all_to_all, require_agreeing_splits
 from moeframe_collectives.options import AllToAllOptions
 from moeframe_collectives.routing import require_same_tokens, require_valid_ids, sort_assignments
-from moeframe_collectives.rows import Packing, grad_anchor, require_expert_rows, sum_rows
+from moeframe_collectives.rows import Packing, grad_anchor, require_expert_rows, sum_rows, sum_rows_rounded
 
 __all__ = ["AllToAllDispatcher", "AllToAllLayout"]
 
@@ -180,10 +180,10 @@ class _Dispatch(torch.autograd.Function):
         torch.index_select(rows_RD, 0, layout.grouped_R, out=packing.rows(sent_RW))
         packing.put_gates(sent_RW, gates_R[:, None].index_select(0, layout.grouped_R))
         home_NW = _exchange(sent_RW, layout, home=True)
-        x_TD = sum_rows(packing.rows(home_NW), layout.places_TK, complete=layout.complete)
+        x_TD = sum_rows_rounded(packing.rows(home_NW), layout.places_TK, complete=layout.complete)
         places_N1 = layout.places_TK.reshape(-1, 1)
         gates_TK = sum_rows(packing.gates(home_NW), places_N1, complete=layout.complete).view(layout.ids_shape)
-        return x_TD.to(rows_RD.dtype), gates_TK, None, None
+        return x_TD, gates_TK, None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -195,7 +195,7 @@ class _Combine(torch.autograd.Function):
             require_agreeing_splits(layout.receive_splits, layout.send_splits, layout.group, rows_RD.device)
         ctx.layout = layout
         home_ND = _exchange(rows_RD.index_select(0, layout.grouped_R), layout, home=True)
-        return sum_rows(home_ND, layout.places_TK, complete=layout.complete).to(rows_RD.dtype)
+        return sum_rows_rounded(home_ND, layout.places_TK, complete=layout.complete)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:

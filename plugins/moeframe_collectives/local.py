@@ -11,7 +11,7 @@ from moeframe.errors import ContractError
 from moeframe.protocols.dispatcher import Dispatched, Dispatcher, DispatcherContext, Layout
 from moeframe_collectives.options import LocalOptions
 from moeframe_collectives.routing import require_same_tokens, require_valid_ids, sort_assignments
-from moeframe_collectives.rows import require_expert_rows, sum_rows
+from moeframe_collectives.rows import require_expert_rows, sum_rows, sum_rows_rounded
 
 __all__ = ["LocalDispatcher", "LocalLayout"]
 
@@ -107,7 +107,7 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         rows_RD, gates_R = grads
         layout: LocalLayout = ctx.layout
-        x_TD = sum_rows(rows_RD, layout.places_TK, complete=layout.complete).to(rows_RD.dtype)
+        x_TD = sum_rows_rounded(rows_RD, layout.places_TK, complete=layout.complete)
         return (
             x_TD,
             sum_rows(gates_R[:, None], layout.places_TK.reshape(-1, 1), complete=False).view(layout.ids_shape),
@@ -121,7 +121,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_RD: torch.Tensor, layout: LocalLayout) -> torch.Tensor:
         ctx.layout = layout
-        return sum_rows(rows_RD, layout.places_TK, complete=layout.complete).to(rows_RD.dtype)
+        return sum_rows_rounded(rows_RD, layout.places_TK, complete=layout.complete)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from moeframe import trace
 from moeframe.errors import ContractError
 
-__all__ = ["Packing", "grad_anchor", "high_dtype", "require_expert_rows", "sum_rows"]
+__all__ = [
+    "Packing",
+    "grad_anchor",
+    "high_dtype",
+    "require_expert_rows",
+    "sum_bags",
+    "sum_rows",
+    "sum_rows_rounded",
+]
 
 ALIGNMENT_BYTES = 16
 """Rows in a packed buffer start at a multiple of this, so that copies can use the widest loads."""
@@ -37,6 +46,25 @@ def sum_rows(rows_RD: torch.Tensor, places_TK: torch.Tensor, *, complete: bool) 
     for choice in range(1, places_TK.shape[1]):
         total_TD += rows_RD.index_select(0, places_TK[:, choice])
     return total_TD
+
+
+def sum_rows_rounded(rows_RD: torch.Tensor, places_TK: torch.Tensor, *, complete: bool) -> torch.Tensor:
+    """Return `sum_rows` in the dtype of the rows: the same bits, on a GPU in one kernel.
+
+    Choice by choice, a GPU moves each token's sum K times (H200, T = 4096, K = 8, D = 7168 in bfloat16: 1.6 ms).
+    """
+    if rows_RD.is_cuda:
+        return sum_bags(rows_RD, places_TK, complete=complete)
+    return sum_rows(rows_RD, places_TK, complete=complete).to(rows_RD.dtype)
+
+
+def sum_bags(rows_RD: torch.Tensor, places_TK: torch.Tensor, *, complete: bool) -> torch.Tensor:
+    """Return `sum_rows` in the dtype of the rows, as bags of an embedding: summed in order, by a GPU in float32."""
+    if not places_TK.shape[0]:
+        return rows_RD.new_empty(0, rows_RD.shape[1])
+    if not complete:
+        rows_RD = torch.cat([rows_RD, rows_RD.new_zeros(1, rows_RD.shape[1])])
+    return F.embedding_bag(places_TK, rows_RD, mode="sum")
 
 
 class Packing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moeframe_collectives.rows import Packing, sum_rows
+from moeframe_collectives.rows import Packing, sum_bags, sum_rows, sum_rows_rounded
 
 
 @pytest.mark.parametrize("num_gates", [1, 7])
@@ -52,3 +52,21 @@ def test_bfloat16_rows_are_summed_in_float32() -> None:
 
     assert total_TD.dtype == torch.float32
     assert total_TD.item() == 257.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("complete", [True, False])
+def test_bags_have_the_bits_of_the_sum_choice_by_choice(dtype: torch.dtype, complete: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed_RD = torch.randn(50, 40, generator=generator, dtype=torch.float64).to(dtype)
+    places_TK = torch.randint(50 if complete else 51, (16, 8), generator=generator)
+    for rows_RD in (packed_RD, packed_RD[:, 8:]):  # rows of a packed buffer do not lie side by side
+        wanted_TD = sum_rows(rows_RD, places_TK, complete=complete)
+        assert torch.equal(sum_bags(rows_RD, places_TK, complete=complete), wanted_TD)
+        assert torch.equal(sum_rows_rounded(rows_RD, places_TK, complete=complete), wanted_TD)
+
+
+def test_bags_of_no_token_are_empty() -> None:
+    nothing = torch.empty(0, 8, dtype=torch.int64)
+    for rows in (0, 3):
+        assert sum_bags(torch.randn(rows, 4), nothing, complete=True).shape == (0, 4)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +75,22 @@ def test_a_baseline_file_that_changed_is_read_again(reads: list[str]) -> None:
             (found,) = cached_snapshots([(parse_spec("snapshot:base.json"), Extraction("pkg"))])
             assert found.label == "base"
             assert found.modules["pkg.b"] == snapshot().modules["pkg.b"]
+
+
+def test_two_processes_read_what_one_reads_and_name_the_same_file(reads: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "import moeframe_compat.extract.cache as cache\n"
+        "from moeframe_compat.extract.package import Extraction\n"
+        "from moeframe_compat.extract.trees import parse_spec\n"
+        "cache.PARALLEL = 1\n"
+        "print(cache.cached_snapshots([(parse_spec('dir:r'), Extraction('pkg'))])[0].dump())\n"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "MOEFRAME_COMPAT_CACHE": "off"}
+    two = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    assert two == snapshot().dump() + "\n"
+    for name in ("__init__", "b"):
+        Path(f"r/pkg/{name}.py").write_text("def (:\n")
+    failed = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert "pkg/__init__.py:1: not valid Python" in failed.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -95,12 +96,10 @@ def _read_all(trees: Mapping[int, tuple[Tree, list[str]]]) -> dict[int, Parts]:
     """
     jobs = [(i, tree, file) for i, (tree, files) in trees.items() for file in files]
     whole = sum(len(tree.files[file]) for _, tree, file in jobs)
-    if whole < 2 * PARALLEL or (os.cpu_count() or 1) < 2:
+    if whole < 2 * PARALLEL or (os.cpu_count() or 1) < 2 or not _may_fork():
         return _sorted(_read(jobs))
     import multiprocessing
 
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return _sorted(_read(jobs))
     from moeframe_compat.extract import modules  # once, for both
 
     assert modules
@@ -120,6 +119,13 @@ def _read_all(trees: Mapping[int, tuple[Tree, list[str]]]) -> dict[int, Parts]:
     if first or refused:
         raise ExtractionError(first or refused)
     return _sorted(theirs | mine)
+
+
+def _may_fork() -> bool:
+    """Is this process alone with itself, and can it be copied? Libraries that start threads must not be loaded."""
+    import threading
+
+    return hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 def _read(jobs: list[Job]) -> dict[tuple[int, str], Part]:
@@ -224,8 +230,6 @@ def _folder() -> Path | None:
 
 def _code_state() -> str:
     """Changes whenever what reads releases was edited, or another Python runs it."""
-    import sys
-
     root = Path(__file__).parent.parent
     stamps = [f"{p.name}:{p.stat().st_mtime_ns}" for d in ("extract", "model") for p in sorted((root / d).glob("*.py"))]
     return hashlib.sha256(f"{sys.version}\0{root}\0{''.join(stamps)}".encode()).hexdigest()[:12]

@@ -15,6 +15,7 @@ from moeframe_compat.rules.context import Context
 _NAMES = re.compile(r"(^|_)(migrate|upgrade|update_config|convert)(_|$)|(^|_)from_v\d|v\d+_to_v\d")
 _LOOKUPS = ("KeyError", "AttributeError", "TypeError", "IndexError")
 _MOST = 12
+_MAPPING = re.compile(r"dict|mapping|any", re.IGNORECASE)
 
 
 def check_migrations(ctx: Context) -> None:
@@ -24,7 +25,7 @@ def check_migrations(ctx: Context) -> None:
         (Found(f"{path}.{name}", path, m), module.file)
         for path, module in sorted(ctx.new.modules.items())
         for name, m in module.members.items()
-        if isinstance(m, Function) and _NAMES.search(name) and sum(p.required for p in m.params) == 1
+        if isinstance(m, Function) and _NAMES.search(name) and _takes_a_mapping(m)
     ]
     if sources is None:
         if found:
@@ -35,6 +36,11 @@ def check_migrations(ctx: Context) -> None:
         trials = Trials(ctx.new, sources)
         for migration, file in found:
             _Migration(ctx, trials, migration, file).check(keys)
+
+
+def _takes_a_mapping(function: Function) -> bool:
+    needed = [p for p in function.params if p.required]
+    return len(needed) == 1 and needed[0].positional and bool(_MAPPING.search(needed[0].annotation or "any"))
 
 
 def _keys(ctx: Context) -> dict[str, bool]:
@@ -57,7 +63,7 @@ class _Migration:
 
     def check(self, keys: dict[str, bool]) -> None:
         """Report what is wrong with it first."""
-        if self._partial(keys):
+        if self.run(dict.fromkeys(keys, 7919))[0] != "returned" or self._partial(keys):
             return
         _, nothing = self.run({})
         for key, kept in keys.items():
@@ -89,8 +95,6 @@ class _Migration:
 
     def _partial(self, keys: dict[str, bool]) -> bool:
         """Does it need keys that a config may leave out?"""
-        if self.run(dict.fromkeys(keys, 7919))[0] != "returned":
-            return False
         for config in ({}, *({k: 7919} for k in keys)):
             ended, _ = self.run(config)
             if ended in _LOOKUPS:

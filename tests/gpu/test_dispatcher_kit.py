@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 from moeframe_deepep.plugin import moeframe_offer_dispatchers
 
-from moeframe.testing import dispatcher_checks as checks
 from moeframe.testing.dispatcher_suite import DispatcherConformance
 
 OFFERS = {offer.name: offer for offer in moeframe_offer_dispatchers()}
@@ -36,12 +35,15 @@ class TestDeepEP(OnTwoGpus):
 
 
 class TestHybridEP(OnTwoGpus):
+    """Each number of local experts has kernels of its own, which take half a minute to compile: so two numbers only."""
+
     __test__ = True
     offer = OFFERS["hybridep"]
 
+    @pytest.fixture(autouse=True)
+    def few_shapes(self, request: pytest.FixtureRequest) -> None:
+        if request.node.callspec.params.get("workload") in ("odd_sizes", "single_choice"):
+            pytest.skip("another number of local experts: tests/plugins/deepep runs it on the double")
 
-@pytest.mark.parametrize("workload", ["ragged", "dropped"])
-def test_hybridep_passes_with_kernels_of_its_own_for_the_permutation(ranks, require_usable, workload: str) -> None:
-    require_usable("dispatcher", "hybridep")
-    subject = checks.Subject(offer=OFFERS["hybridep"], options={"fused": False}, device="cuda", dtype="bfloat16")
-    ranks.run(checks.check_workload, subject, workload, world_size=2, timeout=120)
+    def test_host_syncs_are_as_stated_and_only_in_layout(self) -> None:
+        pytest.skip("other numbers of local experts: tests/plugins/deepep runs it on the double")

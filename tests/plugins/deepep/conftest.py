@@ -34,4 +34,4 @@ def _remove_folders() -> None:
 def no_folder_stays(ranks: RankPool) -> Iterator[None]:
     """Remove the folders for kernels, which the ranks would leave behind when they are killed."""
     yield
-    ranks.run(_remove_folders)
+    ranks.run(_remove_folders, world_size=max(1, len(ranks._workers)))

@@ -123,6 +123,13 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Meet all fifty faults of the drill, and write the dated result to tests/data/faults.json (about 15 minutes)."""
+    session.install(*PINNED, "-e", ".[test]")
+    session.run("python", "tests/faults/drill.py", "0", "50", "tests/data/faults.json", env=ONE_THREAD)
+
+
+@nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """Run the tests on the lowest version of every dependency that pyproject.toml admits; arguments go to pytest.
 

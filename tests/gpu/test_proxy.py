@@ -12,8 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STEPS = 50
-SIZES = ("model.num_hidden_layers=2", "train.global_batch_size=4")
-"""One dense and one MoE layer, 4 sequences of 4096 tokens a step: half of what the recipe has, to be done in time."""
+SIZES = (
+    "model.num_hidden_layers=2",
+    "train.global_batch_size=4",
+    "data.name=python_sources",
+    "data.options={}",
+    "optimizer.lr_schedule.warmup_steps=10",
+)
+"""One dense and one MoE layer, 4 sequences of 4096 tokens a step: half of what the recipe has, to be done in time. Text,
+which can be learned, routed as the router likes."""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,7 @@ def test_fifty_steps_lower_the_loss(tmp_path: Path, require_usable, measured, ov
     (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert len(lines) == STEPS
-    assert lines[-1]["ce_loss"] < lines[0]["ce_loss"]
+    assert lines[-1]["ce_loss"] < 0.6 * lines[0]["ce_loss"]
     settled = sorted(line["tokens_per_second"] for line in lines[STEPS // 2 :])
     memory = max(line["peak_memory_bytes"] for line in lines)
     measured(

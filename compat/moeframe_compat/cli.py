@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="moeframe-compat", description="Tells what a release breaks, for whom, and how to fix it."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    spec = "dir:PATH, git:REF, wheel:FILE, pypi:VERSION or snapshot:FILE"
+    spec = "dir:PATH, git:REF, wheel:FILE, pypi:VERSION (or pypi:latest) or snapshot:FILE"
 
     check = commands.add_parser("check", help="compare two releases")
     check.add_argument("--old", metavar="SPEC", help=f"baseline: {spec}")

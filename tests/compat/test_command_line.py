@@ -198,3 +198,19 @@ def test_a_fresh_process_needs_neither_torch_nor_moeframe(releases: Path) -> Non
         "assert not {'torch', 'moeframe'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("version", "asked"), [("1.2", "my-pkg==1.2"), ("latest", "my-pkg")])
+def test_the_index_is_asked_for_a_version_or_for_the_newest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, asked: str
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "ERROR: no such version")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert main(["check", "--old", f"pypi:{version}", "--new", "dir:.", "--package", "my_pkg"]) == 3
+    assert commands[0][-1] == asked
+    assert "no such version" in capsys.readouterr().err

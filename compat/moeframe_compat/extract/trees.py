@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from moeframe_compat.errors import ExtractionError, UsageError
 
 KINDS = ("dir", "git", "wheel", "pypi", "snapshot")
+LATEST = "latest"
+"""As `pypi:latest`: the newest release on the index."""
 MAX_FILE = 8 * 2**20
 """Bytes; a larger source file is refused rather than parsed for minutes."""
 
@@ -312,7 +314,7 @@ def _download(version: str, distribution: str, folder: Path) -> Path:
         "--disable-pip-version-check",
         "--dest",
         str(folder),
-        f"{distribution}=={version}",
+        distribution if version == LATEST else f"{distribution}=={version}",
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)  # noqa: S603

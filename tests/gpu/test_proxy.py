@@ -19,8 +19,8 @@ SIZES = (
     "data.options={}",
     "optimizer.lr_schedule.warmup_steps=10",
 )
-"""One dense and one MoE layer, 4 sequences of 4096 tokens a step: half of what the recipe has, to be done in time. Text,
-which can be learned, routed as the router likes."""
+"""One dense and one MoE layer, and 4 sequences of 4096 tokens a step, to be done in time; text, which can be learned,
+routed as the router likes."""
 
 
 @pytest.mark.parametrize(

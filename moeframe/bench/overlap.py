@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -58,8 +59,8 @@ class _Subject:
         self.kernels: tuple[Kernel, ...] = ()
 
 
-def measure(settings: Settings) -> dict[str, Any]:
-    """Measure on this rank and return the result as data; collective.
+def measure(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Measure on this rank; yield the result as data, once more with what was slowed. Collective.
 
     Rounds alternate between the schedules, so that a change of the machine's clock meets all of them. A step is
     forward, backward and the sum of gradients; the optimizer, the same for all, does not run. Times and memory are the
@@ -70,13 +71,9 @@ def measure(settings: Settings) -> dict[str, Any]:
         device = job.meshes.device
         trainer = Trainer(job, progress=False)
         subjects = [*_subjects(job)]
-        passes = [_pass(job, trainer, subjects, settings.rounds, slow_us=0.0)]
         layer_bytes = _layer_bytes(job, trainer, subjects[0])
-        if settings.slow_us:
-            slow_down(job.model, settings.slow_us, device)
-            passes.append(_pass(job, trainer, subjects[:2], settings.rounds, slow_us=settings.slow_us))
         composition, train = job.composition, job.recipe.train
-        return {
+        data: dict[str, Any] = {
             "name": job.recipe.name,
             "overrides": settings.overrides,
             "dispatcher": composition.dispatcher.offer.name,
@@ -87,8 +84,13 @@ def measure(settings: Settings) -> dict[str, Any]:
             "micro_batches": composition.num_micro_batches,
             "tokens": train.micro_batch_size * train.seq_len,
             "layer_bytes": layer_bytes,
-            "passes": passes,
+            "passes": [_pass(job, trainer, subjects, settings.rounds, slow_us=0.0)],
         }
+        yield data
+        if settings.slow_us:
+            slow_down(job.model, settings.slow_us, device)
+            data["passes"].append(_pass(job, trainer, subjects[:2], settings.rounds, slow_us=settings.slow_us))
+            yield data
 
 
 def _pass(job: Job, trainer: Trainer, subjects: Sequence[_Subject], rounds: int, *, slow_us: float) -> dict[str, Any]:
@@ -132,6 +134,8 @@ def _timed(job: Job, trainer: Trainer, subject: _Subject) -> None:
     _step(job, trainer, subject.schedule)
     torch.cuda.synchronize(device)
     subject.steps_ms.append((time.perf_counter() - begun) * 1e3)
+    if job.world.rank == 0:
+        sys.stderr.write(f"{subject.name}: {subject.steps_ms[-1]:.1f} ms\n")
     subject.peak_bytes = max(subject.peak_bytes, torch.cuda.max_memory_allocated(device) - before)
     subject.reserved_bytes = max(subject.reserved_bytes, torch.cuda.max_memory_reserved(device))
 
@@ -169,6 +173,8 @@ def _profiled(job: Job, trainer: Trainer, subject: _Subject) -> tuple[Kernel, ..
         with trace.listen(spans):
             _step(job, trainer, subject.schedule)
         torch.cuda.synchronize(job.meshes.device)
+    if job.world.rank:
+        return ()  # rank 0 tells
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))

@@ -18,12 +18,12 @@ def main(arguments: Sequence[str]) -> int:
     """Measure; rank 0 writes the result. Returns the exit code; a refusal goes to standard error."""
     settings = Settings(**json.loads(arguments[0]))
     try:
-        found = measure(settings)
+        for found in measure(settings):
+            if this_process().rank == 0:
+                Path(settings.out).write_text(json.dumps(found, indent=1), encoding="utf-8")
     except MoeframeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    if this_process().rank == 0:
-        Path(settings.out).write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
 

@@ -21,6 +21,8 @@ CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "docs",
 PYTEST: Final = ("python", "-m", "pytest")
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 LOWEST_TORCH: Final = "MOEFRAME_MINIMUMS_TORCH"
+GPU_EXTRAS: Final = ("deepep", "megatron-fsdp", "te")
+"""They need CUDA to be of use, or to be built at all."""
 
 
 @nox.session
@@ -140,7 +142,8 @@ def minimums(session: nox.Session) -> None:
     needed: list[str] = []
     for file in ("pyproject.toml", "compat/pyproject.toml"):
         project = nox.project.load_toml(file)["project"]
-        needed += [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
+        extras = project.get("optional-dependencies", {})
+        needed += [*project["dependencies"], *chain(*(extras[name] for name in extras if name not in GPU_EXTRAS))]
     lowest = [need.replace(">=", "==") for need in needed if not need.startswith(("moeframe[", "torch>"))]
     torch = os.environ.get(LOWEST_TORCH)
     if torch is None:

@@ -127,13 +127,14 @@ class TestRefusals:
         assert moeframe.ended(first).code == 128 + signal.SIGTERM
 
     def test_c44_a_broken_file_ends_every_rank_with_the_rank_and_the_cause(self, moeframe: Runner) -> None:
-        done = moeframe("run", str(TINY), *SMALL, *TWO, "sharding.name=fsdp2", "train.steps=2")
+        every = ("sharding.name=fsdp2", "checkpoint.every=1")
+        done = moeframe("run", str(TINY), *SMALL, *TWO, *every, "train.steps=2")
         checkpoint = done.run_dir / "checkpoints" / "step-2"
         shard = checkpoint / "__1_0.distcp"
         shard.write_bytes(shard.read_bytes()[:100])
-        ended = moeframe(
-            "run", str(TINY), *SMALL, *TWO, "sharding.name=fsdp2", "train.steps=4", "--resume", str(done.run_dir)
-        )
+        ended = moeframe("run", str(TINY), *SMALL, *TWO, *every, "train.steps=4", "--resume", str(done.run_dir))
         assert ended.code == 1
         assert "checkpoint of step 2" in ended.err
         assert "rank 1" in ended.err
+        way_out = f"The checkpoint of step 1 is whole too: move {checkpoint} away, and --resume {done.run_dir} goes on"
+        assert way_out in ended.err.splitlines()[-2]

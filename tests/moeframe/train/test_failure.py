@@ -22,6 +22,15 @@ def test_a_report_names_rank_place_and_error(tmp_path: Path) -> None:
     assert read_failures(tmp_path) == [failure]
 
 
+def test_a_report_that_cannot_be_written_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = tmp_path / "gone"
+    failure = write_failure(gone, OSError(28, "No space left on device"), rank=0, place=PLACE)
+    err = capsys.readouterr().err
+    assert "rank 0 failed at step 3, layer 2, dispatch (forward): OSError: [Errno 28] No space left on device" in err
+    assert f"this report cannot be written to {failure_file(gone, 0)}" in err
+    assert root_cause(gone, failure) == failure
+
+
 def test_refused_input_keeps_its_exit_code_and_shows_no_traceback(tmp_path: Path) -> None:
     failure = write_failure(tmp_path, UserInputError("too little data"), rank=0, place=Place())
     assert failure.exit_code == 2

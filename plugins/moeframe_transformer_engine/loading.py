@@ -116,7 +116,11 @@ class TransformerEngine:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the norm of x over its last dimension, and the inverse root mean square of each row, float32."""
-        out, _, inverse = self._rms_norm(x, weight, eps, None, None, self._dtypes[x.dtype], 0, False)
+        size = x.shape[-1]
+        out = torch.empty_like(x)
+        _, _, inverse = self._rms_norm(
+            x.view(-1, size), weight, eps, out.view(-1, size), None, self._dtypes[x.dtype], 0, False
+        )
         return out, inverse
 
     def rms_norm_gradients(

@@ -132,11 +132,12 @@ class Fake:
             result.copy_(self._one(a, b, layout))
 
     def norm(self, x, weight, eps, ln_out, quantizer, otype, sm_margin, zero_centered):
-        assert (x.dtype, x.is_contiguous()) == (weight.dtype, True)
+        assert (x.dim(), x.dtype, x.is_contiguous()) == (2, weight.dtype, True)
         inverse = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-        return (x.float() * inverse * weight.float()).to(x.dtype), None, inverse.reshape(-1)
+        return ln_out.copy_(x.float() * inverse * weight.float()), None, inverse.reshape(-1)
 
     def norm_gradients(self, grad, x, inverse, weight, sm_margin, zero_centered):
+        assert grad.dim() == x.dim() == 2
         g, h, r = grad.float(), x.float(), inverse.unsqueeze(-1)
         scaled = g * weight.float()
         along = (scaled * h * r).mean(-1, keepdim=True)

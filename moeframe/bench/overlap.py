@@ -72,6 +72,8 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
         trainer = Trainer(job, progress=False)
         subjects = [*_subjects(job)]
         layer_bytes = _layer_bytes(job, trainer, subjects[0])
+        for subject in subjects[1:]:
+            _step(job, trainer, subject.schedule)
         composition, train = job.composition, job.recipe.train
         data: dict[str, Any] = {
             "name": job.recipe.name,
@@ -89,15 +91,15 @@ def measure(settings: Settings) -> Iterator[dict[str, Any]]:
         yield data
         if settings.slow_us:
             slow_down(job.model, settings.slow_us, device)
+            _step(job, trainer, subjects[0].schedule)
             data["passes"].append(_pass(job, trainer, subjects[:2], settings.rounds, slow_us=settings.slow_us))
             yield data
 
 
 def _pass(job: Job, trainer: Trainer, subjects: Sequence[_Subject], rounds: int, *, slow_us: float) -> dict[str, Any]:
-    """Warm up, time all in turn, profile the two to compare, once slowed only the second; return it as data."""
+    """Time all in turn, profile the two to compare, once slowed only the second; return it as data."""
     for subject in subjects:
         subject.forget()
-        _step(job, trainer, subject.schedule)
     for _ in range(rounds):
         for subject in subjects:
             _timed(job, trainer, subject)

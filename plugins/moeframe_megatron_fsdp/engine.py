@@ -142,10 +142,14 @@ class Engine:
         self._limit_buffers()
 
     def _limit_buffers(self) -> None:
-        """Keep no more than the largest bucket gathered ahead, and no more unsummed; 10^9 elements by default."""
-        largest = max((group.model_weight_buffer.bucket_index.size for group in self.groups), default=0)
-        self.wrapper.suggested_AG_prefetch_size = largest
-        self.wrapper.suggested_RS_queue_capacity = largest
+        """Keep no more than the largest bucket gathered ahead, and no more unsummed; 10^9 elements by default.
+
+        What one rank holds whole is gathered and summed in place, and takes nothing.
+        """
+        weights = [group.model_weight_buffer for group in self.groups]
+        gradients = [group.main_grad_buffer for group in self.groups]
+        self.wrapper.suggested_AG_prefetch_size = _largest(weights if self.zero < 3 else _cut(weights))
+        self.wrapper.suggested_RS_queue_capacity = _largest(_cut(gradients))
 
     @property
     def groups(self) -> list[Any]:
@@ -223,6 +227,14 @@ class Engine:
     def clear_gradients(self) -> None:
         """Set the gradient buffers to zero."""
         self.wrapper.zero_grad_buffer()
+
+
+def _cut(buffers: Iterable[Any]) -> list[Any]:
+    return [buffer for buffer in buffers if buffer.is_data_distributed]
+
+
+def _largest(buffers: Iterable[Any]) -> int:
+    return max((buffer.bucket_index.size for buffer in buffers), default=0)
 
 
 def names_without(wanted: Iterable[str], found: Iterable[str]) -> list[str]:

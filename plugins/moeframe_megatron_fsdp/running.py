@@ -49,11 +49,13 @@ def _whole_unit(engine: Engine, plan: ModelPlan, unit: str) -> list[nn.Parameter
     return [engine.raw(alias(plan, name)) for name in inside]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before(engine: Engine, parameters: list[nn.Parameter], module: nn.Module, args: Any) -> None:  # noqa: ARG001
     engine.use_raw()
     engine.gather(parameters)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(engine: Engine, parameters: list[nn.Parameter], module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG001
     """Hang the start of the backward on the outputs, before what the package has hung there: on views of them."""
     if not torch.is_grad_enabled():

@@ -63,8 +63,7 @@ def lay_out(
     _hollow(model, plan, mesh.device, precision)
     for unit in outermost(plan):
         mark(model.get_submodule(unit.name))
-    with torch.random.fork_rng(devices=[]):
-        engine = Engine(Renamed(model, plan), mesh, precision, options)
+    engine = Engine(Renamed(model, plan), mesh, precision, options)
     engine.use_raw()
     sharded = MegatronFsdpModel(model, plan, mesh, precision, engine)
     sharded.hold(_pieces(engine, plan, mesh), buffers)

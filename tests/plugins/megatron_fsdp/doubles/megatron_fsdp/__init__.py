@@ -52,6 +52,7 @@ class Buffer:
     start: int
     shard: int
     filled: int
+    is_data_distributed: bool
     bucket_index: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,13 +124,13 @@ class MegatronFSDP(nn.Module):
         row = parameter.shape[1:].numel()
         shard = -(-size // (ranks * row)) * row
 
-        def buffer(dtype: torch.dtype) -> Buffer:
+        def buffer(dtype: torch.dtype, *, cut: bool = False) -> Buffer:
             data = torch.zeros(shard * ranks, dtype=dtype, device=parameter.device)
-            return Buffer(data, rank * shard, shard, size)
+            return Buffer(data, rank * shard, shard, size, cut and ranks > 1)
 
         main = None if policy.main_params_dtype is None else buffer(policy.main_params_dtype)
         group = Group(
-            [parameter], expert, process_group, buffer(parameter.dtype), main, buffer(policy.main_grads_dtype)
+            [parameter], expert, process_group, buffer(parameter.dtype), main, buffer(policy.main_grads_dtype, cut=True)
         )
         parameter.data = group.model_weight_buffer.data[:size].view(parameter.shape)
 

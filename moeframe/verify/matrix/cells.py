@@ -138,7 +138,7 @@ class _Planner:
         own = recipe.train.global_batch_size // degrees.data_ranks
         defaults = schedule.options()
         sizes = [n for n in divisors(own) if schedule.legal_micro_batches(defaults, degrees.pp, own // n) is None]
-        values = dict(zip(AXES.values(), key, strict=True))
+        values: dict[str, Any] = dict(zip(AXES.values(), key, strict=True))
         if options:
             values["sharding.options"] = dict(options)
         values |= {

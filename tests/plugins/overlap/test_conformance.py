@@ -13,6 +13,6 @@ class TestOverlap1F1B(ScheduleConformance):
     (offer,) = moeframe_offer_schedules()
 
 
-class TestOverlap1F1BWithoutSplittingOrFreeing(ScheduleConformance):
+class TestOverlap1F1BWithoutSplitting(ScheduleConformance):
     (offer,) = moeframe_offer_schedules()
-    options: ClassVar = {"release": False, "split_backward": False}
+    options: ClassVar = {"split_backward": False}

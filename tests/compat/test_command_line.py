@@ -128,6 +128,12 @@ def test_a_file_that_cannot_be_read_is_named_and_exits_3(
     assert words in capsys.readouterr().err
 
 
+def test_a_broken_project_file_is_named_and_exits_3(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (releases / "a" / "pyproject.toml").write_text("[tool.moeframe_compat\n")
+    assert check() == 3
+    assert "pyproject.toml: not valid TOML" in capsys.readouterr().err
+
+
 def test_a_declared_encoding_is_respected(releases: Path) -> None:
     (releases / "b" / "pkg" / "old.py").write_bytes(b'# -*- coding: latin-1 -*-\ns = "\xe9"\n')
     assert check() == 1

@@ -7,12 +7,17 @@ import tomllib
 from dataclasses import fields
 from typing import Any
 
+from moeframe_compat.errors import ExtractionError
 from moeframe_compat.extract.trees import SURFACE_FILE, Tree
 from moeframe_compat.model.surfaces import Declared, Project
 
 
 def read_project(tree: Tree) -> Project:
-    """The project facts of a release; empty when it carries no project file."""
+    """The project facts of a release; empty when it carries no project file.
+
+    Raises:
+        ExtractionError: A project file is broken.
+    """
     project = Project()
     for file in sorted(tree.files, key=lambda f: (f.count("/"), f)):
         last = file.rsplit("/", 1)[-1]
@@ -20,16 +25,16 @@ def read_project(tree: Tree) -> Project:
         if last == "pyproject.toml" and _ours(file, tree):
             _pyproject(project, file, text)
         elif last == SURFACE_FILE and _ours(file, tree):
-            _declared(project, _toml(text))
+            _declared(project, _toml(file, text))
         elif last == "METADATA":
             project.file = project.file or file
             found = re.search(r"^Version: (.+)$", text, re.MULTILINE)
             project.version = project.version or (found[1].strip() if found else "")
             project.requires += re.findall(r"^Requires-Dist: (.+)$", text, re.MULTILINE)
         elif last == "entry_points.txt":
-            _entry_points(project, file, _ini(text))
+            _entry_points(project, file, _ini(file, text))
         elif last == "setup.cfg" and _ours(file, tree):
-            _setup_cfg(project, file, _ini(text))
+            _setup_cfg(project, file, _ini(file, text))
     return project
 
 
@@ -39,17 +44,15 @@ def _ours(file: str, tree: Tree) -> bool:
     return folder == "" or f"{tree.prefix}/".startswith(f"{folder}/")
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _toml(file: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return {}
+    except tomllib.TOMLDecodeError as e:
+        raise ExtractionError(f"{file}: not valid TOML: {e}") from e
 
 
 def _pyproject(project: Project, file: str, text: str) -> None:
-    data = _toml(text)
-    if not data:
-        return
+    data = _toml(file, text)
     table: dict[str, Any] = data.get("project", {})
     poetry: dict[str, Any] = data.get("tool", {}).get("poetry", {})
     project.file = file
@@ -84,15 +87,15 @@ def _lines(project: Project, text: str) -> None:
                 project.lines.setdefault(name, number)
 
 
-def _ini(text: str) -> dict[str, dict[str, str]]:
+def _ini(file: str, text: str) -> dict[str, dict[str, str]]:
     import configparser
 
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         parser.read_string(text)
-    except configparser.Error:
-        return {}
+    except configparser.Error as e:
+        raise ExtractionError(f"{file}: {str(e).splitlines()[0]}") from e
     return {name: dict(parser[name]) for name in parser.sections()}
 
 

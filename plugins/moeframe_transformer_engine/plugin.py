@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from moeframe.errors import Problem
 from moeframe.hooks import ComputeOffer, ModuleNeed, Needs, Offer, hookimpl
-from moeframe.hooks.needs import unusable_reasons
+from moeframe.hooks.needs import unusable_reasons, why_no_cuda
 from moeframe.protocols.compute import Compute, ComputeContext, ComputeTraits
 from moeframe_transformer_engine.installation import INSTALL, VERSION, disagreements
 from moeframe_transformer_engine.options import TransformerEngineOptions
@@ -62,12 +62,8 @@ def _fp8_problems(recipe: Recipe) -> Iterator[Problem]:
     """Yield what keeps this recipe, or this machine, from FP8."""
     instead = "Or use compute.options.precision=bfloat16."
     able = Offer(name="te", summary="", build=_build, needs=Needs(device_kinds=("cuda",), compute_capability=(9, 0)))
-    for reason in unusable_reasons(able, device_kind="cuda"):
-        yield Problem(
-            path="compute.options.precision",
-            message=f"given fp8_blockwise; {reason}",
-            fix=instead,
-        )
+    for reason in () if why_no_cuda() else unusable_reasons(able, device_kind="cuda"):
+        yield Problem(path="compute.options.precision", message=f"given fp8_blockwise; {reason}", fix=instead)
     for key, what, size in _sizes(recipe):
         if size % FP8_SIZE_MULTIPLE:
             below = size // FP8_SIZE_MULTIPLE * FP8_SIZE_MULTIPLE

@@ -84,7 +84,8 @@ def test_a_fitting_installation_is_taken(installed, options):
 
 def test_a_machine_without_gpu_is_refused(installed, monkeypatch):
     monkeypatch.setattr(needs, "_driver_files", lambda: False)
-    assert "runs on cuda devices, and this machine has no CUDA device" in problems(None)[0]
+    (found,) = problems(None, **FP8)
+    assert "runs on cuda devices, and this machine has no CUDA device" in found
 
 
 def test_an_absent_installation_is_told_how_to_come():

@@ -8,6 +8,7 @@ routing is prescribed, so that no rounding sends a token elsewhere.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,16 +41,17 @@ CELLS = [
     *(("float32", "alltoall", sharding, "accumulate", "none") for sharding in ("replicate", "zero1", "fsdp2")),
     ("bfloat16", "alltoall", "fsdp2", "accumulate", "none"),
     *(
-        ("bfloat16", dispatcher, *rest)
-        for dispatcher in ("deepep", "hybridep")
-        for rest in (
-            ("fsdp2", "accumulate", "none"),
-            ("replicate", "accumulate", "none"),
-            ("zero1", "accumulate", "none"),
-            ("fsdp2", "accumulate", "full"),
-            ("fsdp2", "accumulate", "selective"),
-            ("fsdp2", "overlap_1f1b", "none"),
-            ("replicate", "overlap_1f1b", "none"),
+        ("bfloat16", dispatcher, sharding, *order)
+        for dispatcher, sharding, order in itertools.product(
+            ("deepep", "hybridep"),
+            ("replicate", "zero1", "fsdp2"),
+            (
+                ("accumulate", "none"),
+                ("accumulate", "full"),
+                ("accumulate", "selective"),
+                ("overlap_1f1b", "none"),
+                ("overlap_1f1b", "selective"),
+            ),
         )
     ),
 ]

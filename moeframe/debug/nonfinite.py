@@ -118,7 +118,7 @@ def _told(every: Sequence[Arisen]) -> str:
         (one.rank, name) for one in every for name in one.gradients
     ]
     layer = first.place.layer if first.place is not None else -1
-    own = [(rank, name) for rank, name in names if f"layers.{layer}." in name]
+    own = [(rank, name) for rank, name in names if f"blocks.{layer}." in name]
     rank, name = (own or names or [(0, "")])[0]
     parameter = f" First parameter with such a gradient: {name} (rank {rank})." if name else ""
     if first.place is not None:

@@ -214,10 +214,13 @@ class Monitor:
 
     def conclude(self, ended_by: Mapping[int, str]) -> None:
         """Judge a job of this node that has ended badly, if nobody has; `ended_by` says how processes ended."""
+        views = self.local_views()
+        if len(views) == len(self._ranks) and all(view.state == "finished" for view in views):
+            return  # a signal has ended it, after saving
         if self._reported is not None and not self._stop:
             self._stall.put_away()
         if not self._stall.judged and self._stall.claim():
-            self._stall.give(self.local_views())
+            self._stall.give(views)
             self._conclude(ended_by)
 
     def end_ranks(self) -> None:

@@ -1,4 +1,4 @@
-"""Beacons of ranks that train: they change no number, name every phase, and know every collective without the ledger."""
+"""Beacons of ranks that train: they change no number, name every phase, and know each collective without a ledger."""
 
 from __future__ import annotations
 

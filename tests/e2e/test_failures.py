@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 
@@ -22,6 +23,8 @@ def test_c59_the_rank_that_raises_is_named_with_step_phase_and_error(moeframe: R
     assert last[1].startswith("logs: ")
     assert 'raise ValueError("bad batch")' in ended.err
     assert time.monotonic() - started < 60
+    verdict = json.loads((ended.run_dir / "stall" / "verdict.json").read_text())
+    assert (verdict["kind"], verdict["ranks"], verdict["step"], verdict["phase"]) == ("rank_raised", [rank], 5, "data")
     for log in (ended.run_dir / "log").glob("rank-?.log"):
         assert "ValueError: bad batch" in log.read_text(), log.name
 
@@ -40,6 +43,11 @@ def test_a_killed_rank_is_named(moeframe: Runner) -> None:
     ended = moeframe(*FAULTY, "data.options.fault=kill", "data.options.rank=1", "train.steps=1000")
     assert ended.code == 1
     assert "rank 1 was killed by SIGKILL" in ended.err.splitlines()[-2]
+    verdict = json.loads((ended.run_dir / "stall" / "verdict.json").read_text())
+    assert (verdict["kind"], verdict["ranks"], verdict["step"], verdict["phase"]) == ("rank_died", [1], 5, "data")
+    for rank in (0, 1):
+        last = (ended.run_dir / "log" / f"rank-{rank}.log").read_text().splitlines()[-1]
+        assert "rank_died: rank 1 was killed by SIGKILL at step 5, data (forward)" in last
 
 
 @pytest.mark.parametrize(

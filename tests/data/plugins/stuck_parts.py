@@ -99,11 +99,11 @@ class StuckDispatcher(AllToAllDispatcher):
             self._strike(fault)
         if self._slow and self._mine:
             time.sleep(self._options.seconds)
+        if fault == "nan_gradient" and self._mine:
+            x_TD = _NaNGradient.apply(x_TD)
         dispatched = super().dispatch(x_TD, gates_TK, layout)
         if fault == "nan" and self._mine:
             return replace(dispatched, rows_RD=dispatched.rows_RD * float("nan"))
-        if fault == "nan_gradient" and self._mine:
-            return replace(dispatched, rows_RD=_NaNGradient.apply(dispatched.rows_RD))
         return dispatched
 
     def _strike(self, fault: str) -> None:

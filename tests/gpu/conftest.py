@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,10 @@ from moeframe.hooks.catalog import Catalog, unusable_reasons
 from moeframe.hooks.manager import build_plugin_manager
 from moeframe.hooks.needs import why_no_cuda
 from moeframe.testing.ranks import RankPool
+from moeframe.verify.matrix.cells import key_of
 
 RESULTS = "MOEFRAME_GPU_RESULTS"
 FOLDER = Path(__file__).parent
-PROVED = pytest.StashKey[list[dict[str, object]]]()
 MEASURED = pytest.StashKey[list[str]]()
 
 
@@ -39,7 +40,6 @@ def why_not() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[PROVED] = []
     config.stash[MEASURED] = []
 
 
@@ -59,14 +59,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line("\n".join(measured))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was proved into the file; older entries of other combinations stay."""
-    proved, name = session.config.stash[PROVED], os.environ.get(RESULTS)
-    if not proved or not name:
+def write_down(entry: dict[str, Any]) -> None:
+    """Put an entry into the file of results, in place of an older one of the same combination."""
+    name = os.environ.get(RESULTS)
+    if not name:
         return
     file = Path(name)
-    entries = {tuple(one["overrides"]): one for one in json.loads(file.read_text())} if file.exists() else {}
-    entries |= {tuple(one["overrides"]): one for one in proved}
+    older = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    entries = {key_of(one["overrides"]): one for one in older} | {key_of(entry["overrides"]): entry}
     lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in entries.values())
     file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
@@ -92,13 +92,13 @@ def require_usable() -> Callable[[str, str], None]:
 
 
 @pytest.fixture
-def proved(request: pytest.FixtureRequest) -> Callable[[Sequence[str], str], None]:
+def proved() -> Callable[[Sequence[str], str], None]:
     """Return what notes that a combination was proved: ``proved(overrides, how)``."""
     import torch
 
     def note(overrides: Sequence[str], how: str) -> None:
         number, device = torch.cuda.device_count(), torch.cuda.get_device_name()
-        request.config.stash[PROVED].append(
+        write_down(
             {
                 "overrides": list(overrides),
                 "status": "proved",

@@ -19,7 +19,9 @@ def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             _command(surfaces, module, node, groups)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and node.args:
+    for statement in tree.body:
+        node = getattr(statement, "value", None)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and node.args:
             _by_call(surfaces, module, node, groups)
 
 

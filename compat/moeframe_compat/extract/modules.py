@@ -218,6 +218,8 @@ def add(members: dict[str, Member], new: Member) -> None:
     if old is not None and not old.type_checking and new.type_checking:
         members[new.name] = old
         return
+    if isinstance(old, Attribute) and isinstance(new, Attribute) and None not in (old.value, new.value):
+        new.rebound = old.rebound or (old.value != new.value and not old.branch and not new.branch)
     if isinstance(old, Function) and isinstance(new, Function) and old.branch and new.branch:
         new.variants = [*old.variants, old]
         old.variants = []

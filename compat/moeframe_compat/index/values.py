@@ -207,7 +207,7 @@ class _Evaluator:
             owner = self.index.find(found.path.rpartition(".")[0])
             if owner is not None and isinstance(owner.obj, Class) and self.index.inherits(owner, "enum.Enum"):
                 return Symbol("enum", found.path, self._enum_value(found.obj))
-            if found.obj.value is None:
+            if found.obj.value is None or found.obj.rebound:
                 raise _UnknownError
             node = parse(found.obj.value)
             scope = found.path.rpartition(".")[0]

@@ -169,7 +169,10 @@ class Function:
 
 @dataclass(slots=True)
 class Attribute:
-    """A variable of a module or class. `instance`: only assigned on `self`, by method `setter`."""
+    """A variable of a module or class. `instance`: only assigned on `self`, by method `setter`.
+
+    `rebound`: it had another value before, which what stands in between may have seen.
+    """
 
     name: str
     line: int
@@ -177,6 +180,7 @@ class Attribute:
     annotation: str | None = None
     instance: bool = False
     setter: str = ""
+    rebound: bool = False
     branch: str = ""
     type_checking: bool = False
 

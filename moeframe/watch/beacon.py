@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import mmap
 import os
 import signal
@@ -35,6 +36,7 @@ from moeframe.watch.record import (
 )
 
 __all__ = [
+    "PULSE_S",
     "STACK_SIGNAL",
     "Beacon",
     "Probe",
@@ -44,6 +46,8 @@ __all__ = [
     "request_file",
     "stack_file",
 ]
+
+logger = logging.getLogger(__name__)
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 7
 """Makes a rank write the Python stacks of its threads; no launcher and no library here uses it."""
@@ -137,8 +141,8 @@ class Beacon:
         self._write("")
         part.replace(file)
 
-    def probe(self, probe: Probe) -> None:
-        """Ask `probe` from now on."""
+    def probe(self, probe: Probe | None) -> None:
+        """Ask `probe` from now on; None: nobody."""
         self._probe = probe
 
     def enter(self, place: Place) -> None:
@@ -253,7 +257,11 @@ def lit(run_dir: Path, rank: int, header: Mapping[str, Any]) -> Iterator[Beacon]
     def pulse() -> None:
         answered = -1
         while not over.wait(PULSE_S):
-            beacon.pulse(closely=beacon.still)
+            try:
+                beacon.pulse(closely=beacon.still)
+            except Exception:
+                logger.exception("the beacon's probe has failed and is not asked again")
+                beacon.probe(None)
             if beacon.still and answered != beacon.count and request_file(run_dir).exists():
                 answered = beacon.count
                 _write_flight(beacon, flight_file(run_dir, rank))

@@ -15,7 +15,7 @@ from moeframe.watch.beacon import beacon_file
 from moeframe.watch.judge import judge
 from moeframe.watch.processes import end, health
 from moeframe.watch.record import BeaconError
-from moeframe.watch.stall import StallDirectory
+from moeframe.watch.stall import StallDirectory, flush
 from moeframe.watch.view import Raised, RankView, read_view, read_views
 
 __all__ = ["Limits", "Monitor", "SupersededError", "known_views"]
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _GRACE_S: Final = 4.0
 """A rank that loses a peer gets this long to report and end by itself."""
+_FLUSH_S: Final = 10.0
+"""How often beacons are handed to the file system, for who reads them on another machine."""
 _STARTED_S: Final = 30.0
 """The beacons of a node appear together; one that is not there by then will not come once all others have gone."""
 
@@ -97,6 +99,7 @@ class Monitor:
         self._processes: dict[int, tuple[int, int]] = {}
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = time.monotonic()
+        self._flushed = self._began
         self._lost_at: float | None = None
         self._gave = False
         self._leads = False
@@ -128,6 +131,10 @@ class Monitor:
     def poll(self) -> bool:
         """Look once. Returns whether the job is to be ended now."""
         views = self.local_views()
+        if time.monotonic() - self._flushed > _FLUSH_S:
+            self._flushed = time.monotonic()
+            for view in views:
+                flush(beacon_file(self._run_dir, view.rank))
         if self._reported is not None:
             return self._watch_reported(views)
         if self._stall.asked or self._stall.judged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["Health", "end", "health", "py_spy", "start_ticks"]
+__all__ = ["Health", "end", "health", "py_spy", "signal_to", "start_ticks"]
 
 Health: TypeAlias = Literal["alive", "stopped", "dead", "unknown"]
 
@@ -42,8 +43,14 @@ def health(pid: int, ticks: int) -> Health:
 
 def end(pid: int, ticks: int) -> None:
     """Kill a process, if it is still the one that started then; a stopped one too."""
+    signal_to(pid, ticks, signal.SIGKILL)
+
+
+def signal_to(pid: int, ticks: int, number: int) -> None:
+    """Send a signal to a process, if it is still the one that started then."""
     if health(pid, ticks) != "dead":
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # gone a moment ago
+            os.kill(pid, number)
 
 
 def py_spy(pid: int, limit_s: float) -> str:

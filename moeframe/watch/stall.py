@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeframe.protocols.stall import Stall
-from moeframe.watch.beacon import STACK_SIGNAL, flight_file, request_file, stack_file
-from moeframe.watch.processes import health, py_spy
+from moeframe.watch.beacon import STACK_SIGNAL, beacon_file, flight_file, request_file, stack_file
+from moeframe.watch.processes import health, py_spy, signal_to
 from moeframe.watch.ras import ask_ras
 from moeframe.watch.table import report_lines
 from moeframe.watch.view import RankView
 
-__all__ = ["StallDirectory", "read_json", "write_json"]
+__all__ = ["StallDirectory", "flush", "read_json", "write_json"]
 
 _STACKS_S: Final = 1.5
 """How long ranks get to write stacks and traces."""
@@ -37,6 +37,15 @@ def write_json(file: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
     part = file.with_name(f".{file.name}.part")
     part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     part.replace(file)
+
+
+def flush(file: Path) -> None:
+    """Hand what a process has written through a mapping to the file system, so that other machines see it."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(file: Path) -> Any:
@@ -93,7 +102,8 @@ class StallDirectory:
             file = stack_file(self.run_dir, view.rank)
             sizes[view.rank] = file.stat().st_size if file.exists() else 0
             if states[str(view.rank)] == "alive" and file.exists():
-                os.kill(view.pid, STACK_SIGNAL)
+                signal_to(view.pid, view.start_ticks, STACK_SIGNAL)
+            flush(beacon_file(self.run_dir, view.rank))
         self._wait_for_ranks([view for view in views if states[str(view.rank)] == "alive"], sizes)
         for view in views:
             text = self._stack(view, states[str(view.rank)], sizes[view.rank])

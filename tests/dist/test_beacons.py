@@ -54,7 +54,9 @@ def three_steps(overrides: tuple[str, ...]) -> SimpleNamespace:
     return found
 
 
-@pytest.mark.parametrize(("world", "ep", "dispatcher", "sharding", "more"), [LAYOUTS[1], LAYOUTS[5]])
+@pytest.mark.parametrize(
+    ("world", "ep", "dispatcher", "sharding", "more"), [pytest.param(*LAYOUTS[1], marks=pytest.mark.sweep), LAYOUTS[5]]
+)
 def test_a_beacon_changes_no_bit_and_sees_both_directions(ranks, world, ep, dispatcher, sharding, more) -> None:
     overrides = (
         f"launch.nproc_per_node={world}",

@@ -55,7 +55,8 @@ class BodyReader:
         if kind is ast.Raise:
             self._raise(node)  # type: ignore[arg-type]
         elif kind is ast.Assert:
-            self.body.raises.append(Raise("AssertionError", "", ast.unparse(node.test)))  # type: ignore[attr-defined]
+            test = ast.unparse(node.test)  # type: ignore[attr-defined]
+            self.body.raises.append(Raise("AssertionError", test, " and ".join([*self._guards, f"not ({test})"])))
         elif kind is ast.Call:
             self._call(node)  # type: ignore[arg-type]
             return

@@ -60,7 +60,10 @@ class Decorator:
 
 @dataclass(slots=True)
 class Raise:
-    """A `raise` statement: the exception's name as written, its arguments, and the conditions it stands under."""
+    """A `raise` statement: the exception's name as written, its arguments, and the conditions it stands under.
+
+    An `assert` is one of AssertionError, with the test in place of arguments.
+    """
 
     error: str
     args: str = ""

@@ -225,9 +225,9 @@ def check_validation(ctx: Context) -> None:
                 old = Function(new.name, old_module.members[name.rpartition(".")[0]].line)  # it did nothing
             if old is None or not _is_loader(ctx, path, new, module.members):
                 continue
-            had = {key for r in old.body.raises for key in keys if key in r.guard}
+            had = {key for r in old.body.raises for key in re.findall(r"\w+", r.guard) if key in keys}
             for r in new.body.raises:
-                condition = r.guard.rsplit(" and ", 1)[-1]
+                condition = r.args if r.error == "AssertionError" else r.guard.rsplit(" and ", 1)[-1]
                 key = _mentions(condition, keys)
                 if not key or key in had or any(r.guard == o.guard for o in old.body.raises):
                     continue

@@ -101,3 +101,11 @@ def test_a_baseline_file_records_what_was_no_api(project: Path, key: str) -> Non
 def test_a_wheel_brings_its_own_in_a_file_inside_the_package() -> None:
     before = {**BEFORE, "moeframe_compat.toml": "modules_off = ['pkg.inner']\n"}
     assert rules(compare_sources(before, AFTER)) == []
+
+
+def test_the_text_says_that_a_setting_does_not_count_yet(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = f"[tool.moeframe_compat]\npackage = 'pkg'\nbaseline = 'dir:a'\n{TABLES['modules_off']}\n"
+    (project / "pyproject.toml").write_text(table)
+    main(["check", "--new", "dir:b"])
+    line = "skipped setting modules_off for pkg.inner: the old release's settings count (explain DP010)"
+    assert line in capsys.readouterr().out

@@ -111,7 +111,7 @@ class TorchProbe:
             if not isinstance(group, dist.ProcessGroup) or len(members) < 2:
                 continue  # a group of others stands there as a number
             try:
-                launched = group._get_sequence_number_for_group()  # noqa: SLF001
+                launched = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # noqa: SLF001
             except RuntimeError:  # no collective yet
                 launched = 0
             ranks = compact(sorted(members))

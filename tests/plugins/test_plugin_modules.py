@@ -17,6 +17,7 @@ def test_every_first_party_package_is_found() -> None:
         "datasets",
         "deepep",
         "megatron_fsdp",
+        "overlap",
         "pipelining",
         "schedules",
         "tensorboard",

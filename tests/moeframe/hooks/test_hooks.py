@@ -22,6 +22,7 @@ from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.kinds import KINDS
 from moeframe.hooks.manager import build_plugin_manager
 from moeframe.protocols.loads import LayerLoad
+from moeframe.protocols.stall import Stall
 from moeframe.trace import Place
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("moeframe_")]
@@ -69,6 +70,10 @@ class Everything:
     @hookimpl
     def moeframe_on_failure(self, error, place, rank):
         self.heard.append(("failure", {"error": error, "place": place, "rank": rank}))
+
+    @hookimpl
+    def moeframe_on_stall(self, run_dir, stall):
+        self.heard.append(("stall", {"run_dir": run_dir, "stall": stall}))
 
     @hookimpl
     def moeframe_on_run_end(self, run_dir, rank, summary):
@@ -170,6 +175,38 @@ def test_hook_on_failure_logs_what_it_raises_so_that_the_first_cause_stands(capl
         host.call_each("moeframe_on_failure", error=ValueError("bad batch"), place=None, rank=1)
     assert "plugin 'Fails' (object) failed in moeframe_on_failure: OSError: no mail from rank 1" in caplog.text
     assert [event for event, _ in later.heard] == ["failure"]
+
+
+STALL = Stall(
+    kind="rank_died",
+    ranks=(1,),
+    step=3,
+    micro_batch=0,
+    layer=2,
+    phase="dispatch",
+    direction="forward",
+    since="2026-11-30T00:00:00+00:00",
+    cause="rank 1 was killed",
+    advice="Look.",
+    table=(),
+)
+
+
+def test_hook_on_stall() -> None:
+    plugin = Everything()
+    _tell(plugin, "stall", run_dir=Path("runs/x"), stall=STALL)
+    assert plugin.heard == [("stall", {"run_dir": Path("runs/x"), "stall": STALL})]
+
+
+def test_hook_on_stall_logs_what_it_raises_since_the_job_ends_anyway(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        @hookimpl
+        def moeframe_on_stall(self, stall):
+            raise OSError(f"no mail of {stall.kind}")
+
+    with caplog.at_level(logging.ERROR):
+        _tell(Fails(), "stall", run_dir=None, stall=STALL)
+    assert "OSError: no mail of rank_died" in caplog.text
 
 
 def test_hook_on_run_end() -> None:

@@ -22,6 +22,7 @@ NOT_COUNTED: Final = (
     "activations, which depend on kernels, on recomputation and on the routing",
     "weights that are cast or gathered while they are in use, and flat buffers of collectives",
     "padding of shards, the router's correction biases, and what CUDA and NCCL hold",
+    "traffic between ranks",
 )
 
 

@@ -377,8 +377,8 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(json.dumps(asdict(results[-1])) + "\n")
             sys.stdout.flush()
             shutil.rmtree(folder)
-    if len(arguments) > 2:
-        _write(Path(arguments[2]), [asdict(result) for result in results])
+            if len(arguments) > 2:
+                _write(Path(arguments[2]), [asdict(result) for result in results])
     return any(result.wrong for result in results)
 
 

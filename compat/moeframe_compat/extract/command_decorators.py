@@ -20,9 +20,9 @@ def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             _command(surfaces, module, node, groups)
     for statement in tree.body:
-        node = getattr(statement, "value", None)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and node.args:
-            _by_call(surfaces, module, node, groups)
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Call) and call.args:
+            _by_call(surfaces, module, call, groups)
 
 
 def _by_call(surfaces: Surfaces, module: Module, node: ast.Call, groups: dict[str, str]) -> None:

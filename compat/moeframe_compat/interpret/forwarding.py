@@ -11,7 +11,7 @@ from moeframe_compat.index.classes import constructor
 from moeframe_compat.index.lookup import Found
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.interpret.trials import Outcome, Trials
-from moeframe_compat.interpret.values import key
+from moeframe_compat.interpret.values import Instance, key
 from moeframe_compat.model.objects import Class, Function, Param
 
 if TYPE_CHECKING:
@@ -27,10 +27,19 @@ class Forwarding:
         self.ctx = ctx
         sources = ctx.old.snapshot.sources
         self.new = shims.trials
+        self.owners = ("", "")
         self.old = Trials(ctx.old, sources) if sources is not None and self.new is not None else None
 
-    def check(self, path: str, old: Found, new: Found) -> None:
-        """Report arguments that a deprecated object now ignores or mixes up."""
+    def check(self, path: str, old: Found, new: Found, owners: tuple[str, str] = ("", "")) -> None:
+        """Report arguments that a deprecated object now ignores or mixes up.
+
+        Args:
+            path: How reports call it.
+            old: A function, class or method.
+            new: Its counterpart.
+            owners: The classes of a method, before and now.
+        """
+        self.owners = owners
         if self.old is None or self.new is None or not _announces(new) or _announces(old):
             return
         before, now = self._params(old, new=False), self._params(new, new=True)
@@ -69,7 +78,7 @@ class Forwarding:
     def _params(self, found: Found, *, new: bool) -> list[Param]:
         index = self.ctx.new if new else self.ctx.old
         if isinstance(found.obj, Function):
-            return found.obj.params
+            return found.obj.params[1:] if self.owners[0] and found.obj.binding != "static" else found.obj.params
         made = constructor(index, found)
         return made.params if made.known else []
 
@@ -85,12 +94,19 @@ class Forwarding:
                 return name
         return ""
 
-    @staticmethod
-    def _run(trials: Trials, found: Found, args: list[Any], *, warned: bool = False) -> str | None:
+    def _run(self, trials: Trials, found: Found, args: list[Any], *, warned: bool = False) -> str | None:
         """The plainly known result of a call, None if there is none, or if it did not warn although it should."""
         machine = trials.machine()
         made: list[Any] = []
-        outcome: Outcome = trials.run(machine, lambda: made.append(machine.call(machine.found_value(found), args, {})))
+        owner = self.owners[trials is self.new]
+
+        def call() -> None:
+            asked = machine.found_value(found)
+            if owner:
+                asked = machine.attribute(Instance(owner), found.path.rpartition(".")[2])
+            made.append(machine.call(asked, args, {}))
+
+        outcome: Outcome = trials.run(machine, call)
         if outcome.status != "returned" or machine.trace.effects or (warned and not outcome.warned):
             return None
         value = made[0]

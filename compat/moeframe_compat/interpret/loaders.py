@@ -58,6 +58,8 @@ class Loaders:
     ) -> str:
         if all(o.same(empty) for o in old.values()):
             return self._broken("DP005", key, successor, path, loader, f"{key} is accepted and ignored")
+        if successor and _negated(key, successor) and self._turned(loader, bound, successor, old):
+            return "works"
         if successor:
             for v, o in old.items():
                 expected = self._load(loader, bound, {successor: v})
@@ -77,6 +79,10 @@ class Loaders:
         elif any(o.same(empty) for v, o in old.items() if not v) and self._default_differs(old):
             return "works"
         return "works"
+
+    def _turned(self, loader: Found, bound: str, successor: str, old: dict[Any, Outcome]) -> bool:
+        """Does the old key's true mean the new one's false, and the other way round?"""
+        return all(o.same(self._load(loader, bound, {successor: not v})) for v, o in old.items() if isinstance(v, bool))
 
     @staticmethod
     def _default_differs(old: dict[Any, Outcome]) -> bool:

@@ -168,7 +168,7 @@ class Shims:
                     heir,
                 )
 
-    def _verdict(
+    def _verdict(  # noqa: PLR0911 - one per kind of fault
         self, name: str, heir: str, base: Outcome, outcomes: dict[Any, Outcome], expected: dict[Any, Outcome]
     ) -> Verdict | None:
         if not heir:
@@ -185,6 +185,8 @@ class Shims:
         if refused:
             return Verdict("DP004", f"{name}={refused[0]!r} raises", f"pass every value on as {heir}")
         flipped = _negated(name) != _negated(heir)
+        if flipped and True in outcomes and False in outcomes:
+            return _turned_wrongly(name, heir, outcomes, expected)
         for v, o in outcomes.items():
             if o.same(expected[v]) or flipped:
                 continue
@@ -345,9 +347,11 @@ class Shims:
                     for n in ast.walk(f)
                     if isinstance(n, ast.Constant)
                 }
+                bodies = [tree.body, *(c.body for c in tree.body if isinstance(c, ast.ClassDef))]
                 tables = {
                     n.value
-                    for s in tree.body
+                    for body in bodies
+                    for s in body
                     if isinstance(s, ast.Assign)
                     for n in ast.walk(s)
                     if isinstance(n, ast.Constant)
@@ -384,6 +388,15 @@ class Shims:
             kind="hard",
         )
         return "broken"
+
+
+def _turned_wrongly(name: str, heir: str, outcomes: dict[Any, Outcome], expected: dict[Any, Outcome]) -> Verdict | None:
+    """A name that says the contrary may carry its value over as it is or turned, but in one way."""
+    pairs = [(v, outcomes[v]) for v in (True, False)]
+    if all(o.same(expected[v]) for v, o in pairs) or all(o.same(expected[not v]) for v, o in pairs):
+        return None
+    wrong = next(v for v, o in pairs if not o.same(expected[not v]))
+    return Verdict("DP004", f"{name}={wrong!r} does not become {heir}={not wrong!r}", f"pass `not {name}` on as {heir}")
 
 
 def _negated(name: str) -> bool:

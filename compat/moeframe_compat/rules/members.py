@@ -9,6 +9,7 @@ from moeframe_compat.index.classes import is_dataclass
 from moeframe_compat.index.lookup import Found
 from moeframe_compat.index.public import is_private
 from moeframe_compat.index.signatures import bound, effective
+from moeframe_compat.interpret.forwarding import Forwarding
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Alias, Attribute, Class, Function
 from moeframe_compat.rules.annotations import check_annotations
@@ -112,6 +113,9 @@ def _method(ctx: Context, path: str, owner: Found, old: Found, new: Found, shims
         _method_to_value(ctx, path, old, new)
         return
     _final(ctx, path, old, new)
+    if old.obj.role == "function" and new.obj.body.warns:
+        owners = (owner.path, new.path.rpartition(".")[0])
+        Forwarding(ctx, shims).check(path, old, new, owners)
     check_window(ctx, path, old, new)
     if old.obj.role != new.obj.role:
         words = {"function": "method", "property": "property"}

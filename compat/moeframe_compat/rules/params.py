@@ -131,6 +131,7 @@ class ParamCheck:
         if not known(old) or not known(new):
             return
         if isinstance(new, Symbol) and new.sentinel:
+            self._heir_default(p, old)
             return
         if isinstance(old, Symbol) and old.sentinel:
             return
@@ -145,10 +146,29 @@ class ParamCheck:
             cause=f"default:{p.name}:{show(old)}->{show(new)}",
         )
 
+    def _heir_default(self, p: Param, old: object) -> None:
+        """PY109 for a renamed parameter: what calls get that give it by neither name."""
+        heir = self.by_name.get(self.shims.heir(self.call.symbol, p.name) or self.renamed.get(p.name, ""))
+        if heir is None or heir.default is None:
+            return
+        new = self.ctx.new_value(self.call.new_scope, heir.default)
+        told = new is not None and known(new) and known(old) and not (isinstance(new, Symbol) and new.sentinel)
+        if not told or same(old, new) or self.shims.same_default(self.call, p.name, old, new):
+            return
+        self.emit(
+            "PY109",
+            p.name,
+            f"calls that leave {p.name} out now get {heir.name}={show(new)} instead of {show(old)}",
+            f"keep {show(old)}, or declare the change in the ledger",
+            new=f"{heir.name}={show(new)}",
+        )
+
     def _lost(self, p: Param) -> None:
         successor = self.renamed.get(p.name, "")
         if self.shims.covers(self.call, p, successor):
             self._shim_position(p)
+            if p.default is not None and self.call.defaults:
+                self._heir_default(p, self.ctx.old_value(self.call.old_scope, p.default))
             return
         reads = self.call.new_body.reads if self.call.new_body else []
         if self.varkw is not None and not successor:

@@ -195,6 +195,8 @@ def accepts(index: Index, wide: Type, narrow: Type) -> bool | None:  # noqa: C90
         return None
     if narrow.name in _ABSTRACT.get(wide.name, ()):
         return True
+    if narrow.name in _ABSTRACT and wide.path in CONCRETE:
+        return False
     if narrow.name in _USED_UP and (wide.path in CONCRETE or wide.name in _LASTING):
         return False
     if wide.path in CONCRETE and narrow.path in CONCRETE:

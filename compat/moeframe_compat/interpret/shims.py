@@ -305,6 +305,8 @@ class Shims:
             return trials.index.find(value.path) or found
         if isinstance(value, FunctionValue) and isinstance(value.node, ast.FunctionDef):
             return trials.index.find(f"{value.scope.module}.{value.node.name}") or found
+        if given and isinstance(value, (bool, int, float, str)):
+            return Found(path, home, Attribute(name, getter.line, repr(value)))
         return found
 
     def loader(self, key: str, successor: str, path: str) -> str:

@@ -29,7 +29,7 @@ def check_annotations(ctx: Context, path: str, old: Found, new: Found) -> None:
                 at,
                 was,
             )
-    if a.returns != b.returns or _named_type(ctx, old, a.returns):
+    if a.is_async == b.is_async and (a.returns != b.returns or _named_type(ctx, old, a.returns)):
         _returned(
             ctx,
             path,
@@ -86,7 +86,7 @@ def check_accepted(
 def _returned(ctx: Context, path: str, old: Types | None, new: Types | None, at: Place, was: Place) -> None:
     if old is None or new is None or covers(ctx.new, old, new) is not False:
         return
-    shape = _disjoint(old, new)
+    shape = _disjoint(old, new) and covers(ctx.new, new, old) is not True
     ctx.emit(
         "PY112",
         path,

@@ -30,8 +30,7 @@ def check_constant(ctx: Context, path: str, old: Found, new: Found) -> None:
         return
     before = ctx.old_value(old.path.rpartition(".")[0], a.value)
     after = ctx.new_value(new.path.rpartition(".")[0], b.value)
-    if isinstance(after, Symbol) and not isinstance(before, Symbol) and _is_value(ctx, after):
-        after = after.args[0]
+    after = plain(ctx, before, after)
     if not known(before) or not known(after) or same(before, after):
         return
     at, was = ctx.new_place(new), ctx.old_place(old)
@@ -69,6 +68,13 @@ def check_constant(ctx: Context, path: str, old: Found, new: Found) -> None:
             fix="read both" if rule == "CK004" else "keep the value, or declare the change in the ledger",
             **shown,
         )
+
+
+def plain(ctx: Context, before: Any, after: Any) -> Any:
+    """The text or number that a new value is too, where the old one was plain: a member of a `StrEnum`, say."""
+    if isinstance(after, Symbol) and not isinstance(before, Symbol) and _is_value(ctx, after):
+        return after.args[0]
+    return after
 
 
 def _is_value(ctx: Context, member: Symbol) -> bool:

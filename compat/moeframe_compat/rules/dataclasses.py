@@ -10,6 +10,7 @@ from moeframe_compat.index.values import MISSING, known, same, show
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Function, Param
 from moeframe_compat.rules.config import key_removed, schema_version, type_changed
+from moeframe_compat.rules.constants import plain
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.params import Call, ParamCheck
 
@@ -86,7 +87,7 @@ def _kept(ctx: Context, path: str, f: Field, g: Field, *, config: bool) -> None:
     if f.default is None:
         return
     before = ctx.old_value(f.owner, f.default)
-    after = ctx.new_value(g.owner, g.default) if g.default is not None else None
+    after = plain(ctx, before, ctx.new_value(g.owner, g.default)) if g.default is not None else None
     if config and g.default is not None and same(after, MISSING) and not same(before, MISSING):
         ctx.emit(
             "CF006",

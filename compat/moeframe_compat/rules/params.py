@@ -9,6 +9,7 @@ from moeframe_compat.index.signatures import spell
 from moeframe_compat.index.values import Symbol, known, same, show
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Body, Function, Param
+from moeframe_compat.rules.constants import plain
 from moeframe_compat.rules.context import Context, Place
 from moeframe_compat.rules.renames import pair_params
 
@@ -125,7 +126,7 @@ class ParamCheck:
         if p.default == q.default and self.call.old_scope == self.call.new_scope and p.default.lstrip("-").isdigit():
             return
         old = self.ctx.old_value(self.call.old_scope, p.default)
-        new = self.ctx.new_value(self.call.new_scope, q.default)
+        new = plain(self.ctx, old, self.ctx.new_value(self.call.new_scope, q.default))
         if same(old, new) or (p.default == q.default and not (known(old) and known(new))):
             return
         if not known(old) or not known(new):

@@ -157,7 +157,8 @@ def _init_from(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             path="model.init_from",
             message=f"{given} {what}; it must be a Hugging Face directory with config.json and safetensors.",
-            fix="Correct the path; it is relative to the recipe file that gives it.",
+            fix="Correct the path; it is relative to the recipe file that gives it. To go on with --resume, "
+            "model.init_from=null will do.",
         )
         return
     try:

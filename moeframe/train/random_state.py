@@ -8,7 +8,20 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["get_random_state", "set_random_state"]
+__all__ = ["get_random_state", "seed_random_state", "set_random_state"]
+
+
+def seed_random_state(seed: int, rank: int) -> None:
+    """Start all global generators of this process from the seed of the job and the rank; nothing in core draws on them.
+
+    Plugins may: two runs of one recipe draw the same then, and no two ranks do.
+    """
+    torch_seed, numpy_seed, python_seed = (
+        numpy.random.SeedSequence([seed, rank]).generate_state(3, numpy.uint64).tolist()
+    )
+    torch.manual_seed(torch_seed)
+    numpy.random.seed(numpy_seed % 2**32)  # noqa: NPY002  plugins may use it
+    random.seed(python_seed)
 
 
 def get_random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
 from moeframe.config.compose import Composition
-from moeframe.config.load import load_recipe
+from moeframe.config.load import LoadedRecipe, load_recipe, with_overrides
 from moeframe.debug.probes import TorchProbe, on_compiling
 from moeframe.errors import JobFailedError, MoeframeError
 from moeframe.launch.environment import World
@@ -19,6 +19,7 @@ from moeframe.launch.group import this_process
 from moeframe.launch.output import lasting_output
 from moeframe.train.assemble import Job, assemble
 from moeframe.train.failure import root_cause, watching_the_others, write_failure
+from moeframe.train.random_state import seed_random_state
 from moeframe.train.resume import launch_identity
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary
@@ -78,12 +79,14 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
 def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int, plugins: Sequence[str]) -> Summary:
     job: Job | None = None
     try:
-        recipe = load_recipe(run_dir.recipe_file).recipe
+        loaded = _recipe(run_dir, resume_step)
+        recipe = loaded.recipe
+        seed_random_state(recipe.train.seed, world.rank)
         if recipe.watchdog.enabled and world.launcher in ("torchrun", "slurm") and world.local_rank == 0:
             start_beside(run_dir, world, plugins)
         if recipe.train.compile:
             on_compiling(beacon.compiling)
-        with assemble(run_dir.recipe_file, plugins=plugins) as job:
+        with assemble(loaded, plugins=plugins) as job:
             beacon.probe(TorchProbe(job.meshes.device))
             _record(run_dir, job)
             if world.rank == 0:
@@ -114,6 +117,15 @@ def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int
                 job.ledger.write(run_dir.ledger_file(world.rank))
             job.host.call_each("moeframe_on_failure", error=error, place=trace.current(), rank=world.rank)
         raise
+
+
+def _recipe(run_dir: RunDirectory, resume_step: int) -> LoadedRecipe:
+    """Return the recipe of a run; one that goes on has its weights in its checkpoint, and reads no others first."""
+    loaded = load_recipe(run_dir.recipe_file)
+    if not resume_step or loaded.recipe.model.init_from is None:
+        return loaded
+    unset = {"model.init_from": None, "model.init_from_differs": ()}
+    return with_overrides(loaded, unset, origin=f"resumed from step {resume_step}")
 
 
 def _record(run_dir: RunDirectory, job: Job) -> None:

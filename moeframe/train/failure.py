@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,10 +39,16 @@ _WAIT_FOR_ROOT_S = 3.0
 
 _POLL_S = 0.25
 
+_CHAIN = 20
+"""Causes that are kept of an error."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a rank ended. `time` is seconds since the epoch; `exit_code` what the rank ends with."""
+    """Why a rank ended. `time` is seconds since the epoch; `exit_code` what the rank ends with.
+
+    `causes` are the texts of the errors that it was raised from: pipelines wrap what a stage raises.
+    """
 
     rank: int
     step: int
@@ -55,11 +61,12 @@ class Failure:
     layer: int = -1
     phase: Phase = ""
     direction: Direction = "forward"
+    causes: Sequence[str] = ()
 
     @property
     def secondhand(self) -> bool:
         """Whether the error only says that another rank has gone."""
-        return any(text in self.error for text in _SECONDHAND)
+        return any(text in error for text in _SECONDHAND for error in (self.error, *self.causes))
 
     def __str__(self) -> str:
         """Return rank, place and error in one line."""
@@ -91,6 +98,7 @@ def write_failure(log_dir: Path, error: BaseException, *, rank: int, place: Plac
         layer=place.layer,
         phase=place.phase,
         direction=place.direction,
+        causes=_causes(error),
     )
     path = failure_file(log_dir, rank)
     part = path.with_suffix(".part")
@@ -102,6 +110,15 @@ def write_failure(log_dir: Path, error: BaseException, *, rank: int, place: Plac
             part.unlink(missing_ok=True)
         sys.stderr.write(f"{failure.full}\nthis report cannot be written to {path}: {unwritable.strerror}\n")
     return failure
+
+
+def _causes(error: BaseException) -> list[str]:
+    found: list[str] = []
+    cause = error.__cause__ or error.__context__
+    while cause is not None and len(found) < _CHAIN:
+        found.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    return found
 
 
 def read_failures(log_dir: Path) -> list[Failure]:

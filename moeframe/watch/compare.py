@@ -73,9 +73,11 @@ def _difference(entries: Mapping[int, Launched], *, everyone: bool) -> str | Non
     ops = {entry.op for entry in entries.values()}
     if len(ops) > 1:
         return _OTHER
+    op = ops.pop()
+    if op not in (*_ALIKE, _EXCHANGE):
+        return None  # with a root, which alone gives or gets all
     if len({entry.dtypes for entry in entries.values()}) > 1:
         return "different dtypes"
-    op = ops.pop()
     if op in _ALIKE and len({entry.sizes for entry in entries.values()}) > 1:
         return "different shapes"
     if op == _EXCHANGE:

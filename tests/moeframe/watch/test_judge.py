@@ -167,6 +167,11 @@ def test_other_arguments_in_one_collective_are_named(odd: Launched, words: str) 
     assert words in stall.cause
 
 
+def test_a_root_may_give_what_the_others_do_not() -> None:
+    views = [rank(number, entry(11, op="scatter", size=(4,) if number else ()), launched=11) for number in range(4)]
+    assert verdict(*views).kind == "collective_stuck"
+
+
 def exchange(sent: int, received: int) -> Launched:
     return entry(11, op="all_to_all", size=(sent, 8), results=((received, 8),))
 

@@ -76,17 +76,15 @@ def _difference(entries: Mapping[int, Launched], *, everyone: bool) -> str | Non
     op = ops.pop()
     if op not in (*_ALIKE, _EXCHANGE):
         return None  # with a root, which alone gives or gets all
+    exchange = op == _EXCHANGE
     if len({entry.dtypes for entry in entries.values()}) > 1:
         return "different dtypes"
-    if op in _ALIKE and len({entry.sizes for entry in entries.values()}) > 1:
+    if len({tuple(size[exchange:] for size in entry.sizes) for entry in entries.values()}) > 1:
         return "different shapes"
-    if op == _EXCHANGE:
-        if len({tuple(size[1:] for size in entry.sizes) for entry in entries.values()}) > 1:
-            return "different shapes"
-        sent = sum(math.prod(size) for entry in entries.values() for size in entry.sizes)
-        received = sum(math.prod(size) for entry in entries.values() for size in entry.results)
-        if everyone and sent != received:
-            return f"splits that do not meet ({sent} elements are sent, {received} expected)"
+    sent = sum(math.prod(size) for entry in entries.values() for size in entry.sizes)
+    received = sum(math.prod(size) for entry in entries.values() for size in entry.results)
+    if exchange and everyone and sent != received:
+        return f"splits that do not meet ({sent} elements are sent, {received} expected)"
     return None
 
 

@@ -81,9 +81,8 @@ def test_reports_are_whole_or_absent(tmp_path: Path) -> None:
 
 
 def test_a_lost_peer_is_recognized_where_a_pipeline_wraps_what_a_stage_raised(tmp_path: Path) -> None:
-    try:
-        raise RuntimeError("Failed to run stage backward input") from LOST
-    except RuntimeError as error:
-        wrapped = write_failure(tmp_path, error, rank=0, place=PLACE)
+    error = RuntimeError("Failed to run stage backward input")
+    error.__cause__ = LOST
+    wrapped = write_failure(tmp_path, error, rank=0, place=PLACE)
     assert wrapped.secondhand
     assert read_failures(tmp_path) == [wrapped]

@@ -9,6 +9,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from moeframe.config.migrate import Migration, migrate_file
+from moeframe.config.paths import real_path
 from moeframe.errors import Problem, RecipeError, UserInputError
 
 __all__ = ["migrate"]
@@ -80,12 +81,12 @@ def _diff(migration: Migration) -> Iterator[str]:
 
 def _forgotten_bases(migrations: Sequence[Migration]) -> Iterator[str]:
     """Yield which files with old keys are extended, but were not named."""
-    named = {migration.path.resolve() for migration in migrations}
+    named = {real_path(migration.path) for migration in migrations}
     for migration in migrations:
         for base in migration.bases:
-            if base.resolve() in named:
+            if real_path(base) in named:
                 continue
-            named.add(base.resolve())
+            named.add(real_path(base))
             try:
                 behind = migrate_file(base)
             except RecipeError as error:

@@ -14,7 +14,7 @@ from moeframe.config.dump import dump_recipe, recipe_hash
 from moeframe.config.merge import Merger
 from moeframe.config.moot import reset_moot_keys
 from moeframe.config.old_keys import OldKeys
-from moeframe.config.paths import with_absolute_paths
+from moeframe.config.paths import real_path, with_absolute_paths
 from moeframe.config.problems import in_order
 from moeframe.config.provenance import Provenance
 from moeframe.config.scalars import kind_of
@@ -176,7 +176,7 @@ class _Layers:
 
     def collect(self, path: Path, chain: tuple[Path, ...], named_at: Location | None = None) -> None:
         """Add a file after everything it extends. `chain` holds the files that led here, from the first to the last."""
-        if _real(path) in map(_real, chain):
+        if real_path(path) in map(real_path, chain):
             circle = " -> ".join(str(file) for file in (*chain, path))
             message = f"the recipe extends itself: {circle}."
             self._complain(message, "Remove one of the lines.", named_at)
@@ -224,14 +224,6 @@ class _Layers:
         """Add a problem with `extends`, without which there is nothing to type."""
         self.problems.append(Problem(path=_EXTENDS, message=message, fix=fix, where=where))
         self.unreadable = True
-
-
-def _real(path: Path) -> str:
-    """Return a path without symbolic links; as it is where it cannot be a path, which reading it will tell."""
-    try:
-        return os.path.realpath(path)
-    except ValueError:
-        return str(path)
 
 
 def _parse_override(text: str) -> tuple[str, Document]:

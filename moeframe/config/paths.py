@@ -14,7 +14,7 @@ from moeframe.config.tree import join
 from moeframe.config.typed import HOLE
 from moeframe.protocols.paths import PathRule, path_rule
 
-__all__ = ["with_absolute_paths"]
+__all__ = ["real_path", "with_absolute_paths"]
 
 SectionT = TypeVar("SectionT")
 
@@ -34,6 +34,14 @@ def with_absolute_paths(section: SectionT, path: str, provenance: Provenance) ->
         if rule is not None and value is not HOLE and value != spec.default:
             changes[spec.name] = _absolute(value, rule, join(path, spec.name), provenance)
     return replace(section, **changes) if changes else section  # type: ignore[type-var]
+
+
+def real_path(path: Path) -> str:
+    """Return a path without symbolic links; as it is where it cannot be a path, which reading it will tell."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        return str(path)
 
 
 def _absolute(value: Any, rule: PathRule, path: str, provenance: Provenance) -> Any:

@@ -188,3 +188,11 @@ def test_old_names_are_one_line_for_the_user_or_refused(moeframe, monkeypatch: p
     code, _, err = moeframe(*arguments)
     assert code == 2
     assert err.startswith(f"error: {OLD}=false: {OLD} is called {NEW}")
+
+
+def test_a_base_that_is_a_link_to_itself_is_told(moeframe, tmp_path: Path) -> None:
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "r.yaml").write_text("extends: [loop.yaml]\nname: x\n")
+    code, _, err = moeframe("migrate", "r.yaml")
+    assert code == 0
+    assert "loop.yaml: cannot be read: Too many levels of symbolic links." in err

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from moeframe.protocols.stall import Stall
+from moeframe.trace import Place
+from moeframe.watch.beacon import Beacon, beacon_file
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
+from moeframe.watch.record import pack_header, read_header
 
 RANK = """
 import sys, time
@@ -229,3 +232,26 @@ def test_a_watchdog_leaves_when_other_processes_have_taken_over(played, tmp_path
             watch.poll()
     finally:
         again.close()
+
+
+def test_ranks_of_a_host_that_gives_no_sign_are_dead(played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeframe.watch.stall._HOSTS_S", 0.2)
+    job = played(1)
+    file = beacon_file(job.folder, 1)
+    Beacon(file, {"rank": 1, "world_size": 2}).enter(Place(step=1, phase="data"))
+    data = file.read_bytes()
+    packed = pack_header(read_header(data) | {"host": "elsewhere"})
+    file.write_bytes(packed + data[len(packed) :])
+    watch = Monitor(
+        job.folder,
+        ranks=[0],
+        world_size=2,
+        limits=SHORT,
+        stop=True,
+        judges_deaths=True,
+        raised=list,
+        tell=lambda stall, lines: job.told.append((stall, lines)),
+    )
+    until(watch.poll)
+    assert (job.told[0][0].kind, job.told[0][0].ranks) == ("rank_died", (1,))
+    assert "elsewhere" in job.told[0][0].cause

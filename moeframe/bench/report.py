@@ -22,9 +22,10 @@ def lines(data: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         "peak: device memory over parameters and optimizer state; one layer's activations are "
-        f"{data['layer_bytes'] / _GIB:.2f} GiB. hidden: kernels of dispatch and combine that ran beside kernels of "
-        "other phases on another stream, in one profiled step of rank 0; ceiling: if all that has a partner were hidden"
+        f"{data['layer_bytes'] / _GIB:.2f} GiB"
     )
+    yield "comm: kernels of dispatch and combine in one profiled step of rank 0; hidden: beside other phases on another"
+    yield "stream; ceiling: if all that has a partner were hidden; of paired: the hidden share of what has a partner"
     for one in data["passes"]:
         yield ""
         yield from _pass(one)

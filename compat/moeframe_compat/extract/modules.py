@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from moeframe_compat.extract.statements import Scoped, scoped_statements
 from moeframe_compat.extract.wrappers import read_wrapper
 from moeframe_compat.model.objects import Alias, Attribute, Class, Decorator, Function, Member, Module, Param
 
+logging.getLogger("griffe").addHandler(logging.NullHandler())  # what it cannot read is unknown here, and no finding
 _KINDS = {
     griffe.ParameterKind.positional_only: "po",
     griffe.ParameterKind.positional_or_keyword: "pk",
@@ -261,12 +263,18 @@ def _params(made: griffe.Function) -> list[Param]:
     return [
         Param(
             p.name.lstrip("*"),
-            _KINDS[p.kind or griffe.ParameterKind.positional_or_keyword],
+            _kind(p),
             None if p.default is None or p.kind in _VARIADIC else str(p.default),
             None if p.annotation is None else str(p.annotation),
         )
         for p in made.parameters
     ]
+
+
+def _kind(p: griffe.Parameter) -> str:
+    """`__x` was how positional-only was written before Python had a way; methods mangle the name."""
+    kind = _KINDS[p.kind or griffe.ParameterKind.positional_or_keyword]
+    return "po" if kind == "pk" and p.name.startswith("__") and not p.name.endswith("__") else kind
 
 
 _VARIADIC = (griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword)

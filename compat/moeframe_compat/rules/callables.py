@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeframe_compat.index.annotations import alternatives, covers
 from moeframe_compat.index.builtin_types import is_exception, is_subtype
 from moeframe_compat.index.lookup import Found, Index
-from moeframe_compat.model.objects import Class, Function, Raise
+from moeframe_compat.model.objects import Class, Function, Param, Raise
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.deprecated import is_deprecated, removal_allowed
 
@@ -271,20 +271,31 @@ def _gives_context(index: Index, found: Found) -> bool:
     return False
 
 
+def _unbound(params: list[Param]) -> list[Param]:
+    """Without what a method is bound to."""
+    return params[1:] if params and params[0].name.strip("_") in ("self", "cls") else params
+
+
+def _place_of(number: int, p: Param) -> str:
+    """What a caller means a parameter by: its position where it has no name for callers."""
+    return f"#{number}" if p.kind == "po" else p.name
+
+
 def _overloads(ctx: Context, path: str, old: Found, new: Found) -> None:
     a, b = old.obj, new.obj
     assert isinstance(a, Function)
     assert isinstance(b, Function)
     signatures = b.overloads or [b.params]
     for overload in a.overloads:
-        types = {p.name: alternatives(ctx.old, old.module, p.annotation) for p in overload}
+        given = {_place_of(i, p): p for i, p in enumerate(_unbound(overload))}
+        types = {n: alternatives(ctx.old, old.module, p.annotation) for n, p in given.items()}
         fits = False
         for signature in signatures:
-            have = {p.name: alternatives(ctx.new, new.module, p.annotation) for p in signature}
+            taken = dict(enumerate(_unbound(signature)))
+            named = {p.name: p for p in taken.values()} | {f"#{i}": p for i, p in taken.items() if p.positional}
+            have = {n: alternatives(ctx.new, new.module, p.annotation) for n, p in named.items()}
             answers = [covers(ctx.new, have.get(n), t) for n, t in types.items() if n in have and t is not None]
-            required = [
-                p.name for p in signature if p.required and p.name not in types and p.name not in ("self", "cls")
-            ]
+            required = [p for i, p in taken.items() if p.required and p.name not in types and f"#{i}" not in types]
             missing = [n for n in types if n not in have] if not any(p.kind == "vk" for p in signature) else []
             fits = fits or (False not in answers and not required and not missing)
         if not fits:

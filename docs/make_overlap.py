@@ -1,6 +1,7 @@
 """Writes overlap.md and overlap.png from traits, matrix.json and overlap.json: ``python docs/make_overlap.py``.
 
-overlap.json is what ``moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --slow 1500`` wrote.
+overlap.json is what ``moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --slow 1500`` wrote, and
+overlap_deepep.json the same with ``dispatcher.name=deepep``, without the trace.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from moeframe.verify.matrix.record import Entry, load_entries
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "overlap.md"
 MEASURED: Final = HERE / "overlap.json"
+MEASURED_DEEPEP: Final = HERE / "overlap_deepep.json"
 PICTURE: Final = HERE / "overlap.png"
 
 _TEMPLATE: Final = """\
@@ -79,9 +81,16 @@ $ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --slow 1500
 {measured}
 ```
 
-Where a step is not that much faster: exchanges between two GPUs of one NVLink domain are short, and what dispatch and
-combine do besides them (gathering, sorting, summing rows) needs the same multiprocessors as compute, on any stream.
-`--slow` makes each exchange longer, as between nodes, and says so. `moeframe bench overlap` refuses a CPU.
+With `dispatcher.name=deepep`, whose exchanges are shorter still:
+
+```text
+{deepep}
+```
+
+A step is not faster by all that is hidden. Between two GPUs of one NVLink domain exchanges are short, they take
+multiprocessors and memory bandwidth from the kernels beside them, and what dispatch and combine do besides (gathering,
+sorting, summing rows) needs as many multiprocessors as compute, on any stream. `--slow` makes each exchange longer, as
+between nodes, and says so. `moeframe bench overlap` refuses a CPU.
 
 ## What is freed between phases
 
@@ -154,7 +163,8 @@ def page() -> str:
     """Return the page as it should be now."""
     catalog = Catalog(build_plugin_manager((), listing=True))
     parts = {
-        "measured": "\n".join(line.rstrip() for line in lines(json.loads(MEASURED.read_text(encoding="utf-8")))),
+        "measured": _report(MEASURED),
+        "deepep": _report(MEASURED_DEEPEP),
         "dispatchers": _traits(catalog, "dispatcher", _DISPATCHER_TRAITS),
         "computes": _traits(catalog, "compute", _COMPUTE_TRAITS),
         "matrix": _matrix(load_entries(HERE / "matrix.json")),
@@ -163,6 +173,10 @@ def page() -> str:
     for name, part in parts.items():
         text = text.replace(f"{{{name}}}", part)
     return text
+
+
+def _report(file: Path) -> str:
+    return "\n".join(line.rstrip() for line in lines(json.loads(file.read_text(encoding="utf-8"))))
 
 
 def _traits(catalog: Catalog, kind: str, traits: Sequence[str]) -> str:

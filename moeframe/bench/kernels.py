@@ -44,7 +44,7 @@ class SpanLog:
         self._marked = 0
 
     def mark(self) -> None:
-        """Note the time; call it just after the profiler's annotation `MARK` began."""
+        """Note the time; call it just after the profiler's annotation `MARK` began. The last call counts."""
         self._marked = time.perf_counter_ns()
 
     def enter(self, place: Place) -> None:
@@ -91,7 +91,7 @@ def read_kernels(trace: Mapping[str, Any], spans: SpanLog) -> list[Kernel]:
             f"The profiler's trace of {len(events)} events has {len(marked)} marks of the clock and {len(known)} "
             f"kernels with a launch (of {len(ran)} kernels); it needs both. Is another profiler attached to the GPU?"
         )
-    places = spans.places(float(marked[0]), [at for _, at in known])
+    places = spans.places(float(max(marked)), [at for _, at in known])
     kernels = [
         Kernel(
             name=str(event["name"]),

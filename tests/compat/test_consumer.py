@@ -146,3 +146,16 @@ def test_old_names_that_still_work_are_told_of_and_fail_nothing(
     assert "0 places to change, 2 more before old names end" in out
     (releases / "d2" / "moe" / "changes.toml").unlink()
     assert main(["plugin", "mine", "--from", "dir:d1", "--to", "dir:d2", "--package", "moe"]) == 1
+
+
+def test_a_member_with_a_body_hits_those_who_do_not_inherit(releases: Path) -> None:
+    contract = "from typing import Protocol, runtime_checkable\n@runtime_checkable\nclass D(Protocol):\n"
+    contract += "    def send(self, x): ...\n"
+    for name, body in (("p1", ""), ("p2", "    def close(self): return None\n")):
+        (releases / name / "moe").mkdir(parents=True)
+        (releases / name / "moe" / "__init__.py").write_text(contract + body)
+        (releases / name / "pyproject.toml").write_text("[tool.moeframe_compat]\nnominal = ['moe']\n")
+    plugin = "from moe import D\nclass Heir(D):\n    def send(self, x): return x\n"
+    (releases / "mine" / "plugin.py").write_text(plugin + "class Alike:\n    def send(self, x): return x\n")
+    hits = check_plugin(Path("mine"), "dir:p1", "dir:p2", "moe").hits
+    assert [(h.finding.rule, h.place.line) for h in hits] == [("PA001", 4)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moeframe_compat.consumer.usage import Call, Place, Usage, read_usage
@@ -67,7 +67,9 @@ def check_plugin(path: Path, old: str, new: str, package: str) -> Hits:
     index, fresh = Index(before), Index(after)
     usage = read_usage(path, index)
     out = Hits(report)
-    for f in report.findings:
+    for found in report.findings:
+        # Who does not inherit where the package says so has no use of a body.
+        f = replace(found, severity="error") if found.rule == "PA001" else found
         places = _places(f, usage, index, fresh) if f.breaking else _deprecated(f, usage, index)
         out.hits += [Hit(f, place, _rewrite(f, ledger, place)) for place in dict.fromkeys(places)]
     out.hits.sort(key=lambda h: (h.place.file, h.place.line, h.finding.rule, h.finding.symbol))

@@ -64,23 +64,23 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up_RF: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_up_RF, gates_R)
-        gate_RF, up_RF = (part.to(gates_R.dtype, copy=True) for part in gate_up_RF.chunk(2, dim=-1))
-        return F.silu(gate_RF, inplace=True).mul_(up_RF).mul_(gates_R.unsqueeze(-1)).to(gate_up_RF.dtype)
+        gate_RF, up_RF = gate_up_RF.to(gates_R.dtype).chunk(2, dim=-1)
+        return F.silu(gate_RF).mul_(up_RF).mul_(gates_R.unsqueeze(-1)).to(gate_up_RF.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_RF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate_up_RF, gates_R = ctx.saved_tensors
-        grad_gate_up_RF = torch.empty_like(gate_up_RF)
-        into_gate_RF, into_up_RF = grad_gate_up_RF.chunk(2, dim=-1)
-        gate_RF, up_RF = (part.to(gates_R.dtype, copy=True) for part in gate_up_RF.chunk(2, dim=-1))
+        # Casts of whole tensors are several times faster than of halves; the results take the place of the inputs.
+        both_RF = gate_up_RF.to(gates_R.dtype, copy=True)
+        gate_RF, up_RF = both_RF.chunk(2, dim=-1)
         grad_RF = grad_RF.to(gates_R.dtype)
         sigmoid_RF = gate_RF.sigmoid()
-        silu_RF = gate_RF.mul_(sigmoid_RF)
+        silu_RF = gate_RF * sigmoid_RF
         grad_gates_R = torch.linalg.vecdot(grad_RF * silu_RF, up_RF)
         grad_RF = grad_RF * gates_R.unsqueeze(-1)
-        into_up_RF.copy_(grad_RF * silu_RF)
         # The slope of silu is sigmoid + silu - silu x sigmoid.
         slope_RF = torch.addcmul(silu_RF, silu_RF, sigmoid_RF, value=-1).add_(sigmoid_RF)
-        into_gate_RF.copy_(grad_RF.mul_(up_RF).mul_(slope_RF))
-        return grad_gate_up_RF, grad_gates_R
+        torch.mul(slope_RF.mul_(up_RF), grad_RF, out=gate_RF)
+        torch.mul(silu_RF, grad_RF, out=up_RF)
+        return both_RF.to(gate_up_RF.dtype), grad_gates_R

@@ -221,18 +221,27 @@ PROXY = (
     "data.name=python_sources",
     "data.options={}",
     "optimizer.lr_schedule.warmup_steps=20",
+    "optimizer.lr_schedule.constant_steps=60",
+    "optimizer.lr_schedule.decay_steps=120",
+    "optimizer.lr_schedule.min_lr=1e-6",
+    "optimizer.lr_schedule.final_lr=1e-6",
     "train.steps=200",
     "train.seq_len=512",
-    "train.global_batch_size=16",
-    "train.micro_batch_size=16",
+    "train.global_batch_size=8",
+    "train.micro_batch_size=8",
     "train.loads_every=0",
     "launch.nproc_per_node=1",
 )
-"""One dense and one MoE layer of DeepSeek-V3's width on text, 8192 tokens a step."""
+"""One dense and one MoE layer of DeepSeek-V3's width on text, 4096 tokens a step.
+
+The rate decays to nothing: at a constant one, two bfloat16 runs whose products round differently end up to 0.9 % apart.
+"""
+SETTLED = 50
+"""Steps at the end, of which the losses are averaged."""
 
 
 def test_fp8_trains_as_bfloat16_does(tmp_path, measured):
-    """200 steps each, side by side on two GPUs; the last 20 losses, averaged, within 0.5 %."""
+    """200 steps each, side by side on two GPUs; the losses at the end, averaged, within 0.5 %."""
     recipe = ROOT / "recipes/deepseek_v3/proxy_2gpu.yaml"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     command = [sys.executable, "-m", "moeframe", "run", str(recipe), *PROXY]
@@ -257,7 +266,7 @@ def test_fp8_trains_as_bfloat16_does(tmp_path, measured):
             f"te {name}, one GPU: {settled[len(settled) // 2]:,.0f} tokens/s, {memory / 2**30:.1f} GiB peak, "
             f"loss {first:.3f} -> {last:.3f}"
         )
-    ends = {name: sum(line["ce_loss"] for line in steps[-20:]) / 20 for name, steps in lines.items()}
+    ends = {name: sum(line["ce_loss"] for line in steps[-SETTLED:]) / SETTLED for name, steps in lines.items()}
     apart = ends["fp8"] / ends["bfloat16"] - 1
     measured(
         f"te fp8 against bfloat16 after 200 steps: loss {ends['fp8']:.4f} and {ends['bfloat16']:.4f}, {apart:+.2%}"

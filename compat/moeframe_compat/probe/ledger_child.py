@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -46,7 +47,11 @@ def _load(run: Run, *pairs: tuple[str, Any]) -> tuple[str, list[str]]:
 
 def _judge_all(entry: dict[str, Any], root: str, values: list[Any]) -> tuple[str, str]:
     """The worst of the ways; one that lacks what another has is a surface without the alias."""
-    found = {way: _judge(_run(entry, way, root), entry, values) for way in entry["ways"]}
+    found: dict[str, tuple[str, str]] = {}
+    for way in entry["ways"]:
+        taken: list[Any] = []
+        found[way] = _judge(_run(entry, way, root), entry, values, taken)
+        values = values if found[way][0] else taken  # ways of one name take the same values
     bad = {way: verdict for way, verdict in found.items() if verdict[0]}
     if not bad:
         return "", "the old spelling gives what the new one gives"
@@ -60,18 +65,20 @@ def _judge_all(entry: dict[str, Any], root: str, values: list[Any]) -> tuple[str
     return rule, f"{name}: {why}"
 
 
-def _judge(run: Run, entry: dict[str, Any], values: list[Any]) -> tuple[str, str]:  # noqa: PLR0911 - verdicts
+def _judge(  # noqa: PLR0911 - verdicts
+    run: Run, entry: dict[str, Any], values: list[Any], taken: list[Any]
+) -> tuple[str, str]:
+    """What one way makes of both spellings; `taken` gets the values that it takes."""
     old, new, table = entry["old"], entry["new"], entry["map"]
     base, _ = _load(run)
     if base.startswith("raised"):
         return "unknown", f"the loader refuses an empty config ({base[7:]})"
-    tried = False
     for value in values:
         mapped = table.get("null" if value is None else str(value).lower(), value)
         wanted, _ = _load(run, (new, mapped))
         if wanted.startswith("raised"):
             continue
-        tried = True
+        taken.append(value)
         got, warned = _load(run, (old, value))
         if got.startswith("raised"):
             return "DP001", f"{old}: {value!r} is refused ({got[7:]})"
@@ -81,7 +88,7 @@ def _judge(run: Run, entry: dict[str, Any], values: list[Any]) -> tuple[str, str
         named = [w for w in warned if _last(old) in w and _last(new) in w]
         if len(named) != 1:
             return "DP006", f"{old} gives {len(named)} warnings that name both spellings, one is due"
-    if not tried:
+    if not taken:
         return "unknown", f"the loader takes none of the trial values for {new}"
     both, _ = _load(run, (old, True), (new, False))
     if not both.startswith("raised"):
@@ -101,6 +108,7 @@ def _function(place: str, root: str) -> Callable[..., Any]:
     return getattr(_module(Path(root) / home), name)  # type: ignore[no-any-return]
 
 
+@functools.cache
 def _module(path: Path) -> Any:
     """A module from its file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -25,17 +25,11 @@ def attach(engine: Engine, model: nn.Module, plan: ModelPlan) -> None:
     """Put the hooks on the modules of every unit."""
     outer = {unit.name for unit in outermost(plan)} | {""}
     for unit in plan.units:
+        own = [engine.raw(alias(plan, name)) for name in unit.parameters]
         for module in own_modules(model, plan, unit):
-            inside = {id(parameter) for parameter in _parameters(module)} if unit.name else None
-            own = [engine.raw(alias(plan, name)) for name in unit.parameters]
-            needed = [parameter for parameter in own if inside is None or id(parameter) in inside]
-            module.register_forward_pre_hook(partial(_before, engine, needed), prepend=True)
+            module.register_forward_pre_hook(partial(_before, engine, own), prepend=True)
             if unit.name in outer:
                 module.register_forward_hook(partial(_after, engine, _whole_unit(engine, plan, unit.name)))
-
-
-def _parameters(module: nn.Module) -> list[nn.Parameter]:
-    return list(module.parameters())
 
 
 def _whole_unit(engine: Engine, plan: ModelPlan, unit: str) -> list[nn.Parameter]:

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from moeframe_megatron_fsdp.engine import CLASSES, METHODS, require_known
-from moeframe_megatron_fsdp.flat import Run, by_rows
+from moeframe_megatron_fsdp.flat import Run, by_rows, in_rank_order
 from moeframe_megatron_fsdp.names import Renamed, alias
 from moeframe_megatron_fsdp.options import MegatronFsdpOptions
+from moeframe_megatron_fsdp.sharded import Piece
+from moeframe_megatron_fsdp.strategy import _two_peaks
 from moeframe_megatron_fsdp.tallies import Tallies, plan_of
 from moeframe_megatron_fsdp.trial import Findings, try_out
 from moeframe_megatron_fsdp.units import Marked, mark, outermost
@@ -82,6 +84,19 @@ def test_a_run_of_all_elements_is_copied() -> None:
     whole = run.whole(piece)
     piece.zero_()
     assert whole.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_pieces_that_are_not_all_of_a_tensor_are_an_error_with_its_place() -> None:
+    with pytest.raises(ValueError, match=r"^1: its pieces have 3 elements, the tensor 4$"):
+        in_rank_order([(3,), (2, 2)], [3, 3], Group(0, 1))
+
+
+def test_kept_gradients_are_told_with_and_without_them() -> None:
+    gradient = torch.zeros(1).expand(2**26)
+    piece = Piece(gradient, gradient, Run((2**27,), 0, 2**26, Group(0, 2)), (2**27,), 0)
+    told = _two_peaks(SimpleNamespace(pieces={"weight": piece}), Precision.of("bfloat16"))
+    assert "0.75 GiB on this rank in place of 0.25 GiB" in told
+    assert "sharding.name=zero1" in told
 
 
 def test_units_inside_units_are_no_units_of_the_package() -> None:

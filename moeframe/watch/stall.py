@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +109,10 @@ class StallDirectory:
         for view in views:
             text = self._stack(view, states[str(view.rank)], sizes[view.rank])
             (self.path / f"rank-{view.rank}.stack").write_text(text, encoding="utf-8")
-            native = py_spy(view.pid, _PY_SPY_S) if states[str(view.rank)] == "alive" else ""
+        alive = [view for view in views if states[str(view.rank)] == "alive"]
+        with ThreadPoolExecutor(max(1, len(alive))) as pool:  # together, so that the limit holds for all
+            natives = pool.map(lambda view: py_spy(view.pid, _PY_SPY_S), alive)
+        for view, native in zip(alive, natives, strict=True):
             if native:
                 (self.path / f"rank-{view.rank}.py-spy").write_text(native, encoding="utf-8")
         write_json(self.path / f"host-{socket.gethostname()}.json", states)

@@ -255,3 +255,17 @@ def test_ranks_of_a_host_that_gives_no_sign_are_dead(played, monkeypatch: pytest
     until(watch.poll)
     assert (job.told[0][0].kind, job.told[0][0].ranks) == ("rank_died", (1,))
     assert "elsewhere" in job.told[0][0].cause
+
+
+def test_where_py_spy_is_installed_its_stacks_lie_beside_the_others(
+    played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "py-spy"
+    program.write_text('#!/bin/sh\necho "native stack of $5"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    job = played(1)
+    watch = job.monitor()
+    until(watch.poll)
+    assert f"native stack of {job.processes[0].pid}" in (job.folder / "stall" / "rank-0.py-spy").read_text()

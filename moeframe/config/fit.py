@@ -277,6 +277,12 @@ def _compile(c: Composition) -> Iterator[Problem]:
             f"{compute!r} with its options in {able} only.",
             fix="Use train.compile=false, or change train.precision or compute.options.",
         )
+    if not c.sharding.traits.supports_compile:
+        yield Problem(
+            path="train.compile",
+            message=f"given true; sharding {c.sharding.offer.name!r} is not known to work on compiled modules.",
+            fix="Use train.compile=false, or name another sharding.",
+        )
     if c.schedule.traits.splits_backward:
         yield Problem(
             path="train.compile",

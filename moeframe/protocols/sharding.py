@@ -46,6 +46,8 @@ class ShardingTraits:
     """What units may compute in."""
     supports_pipeline: bool = True
     """Works with `parallel.pp` > 1."""
+    supports_compile: bool = True
+    """Works on units whose modules are compiled (`train.compile`)."""
     runs_phases: bool = False
     """A model may be run phase by phase: by its units' modules and `Unit.methods`, never the root, after
     `ShardedModel.hold_gradients`, with a backward for each phase, and weight gradients that are added to ``.grad``

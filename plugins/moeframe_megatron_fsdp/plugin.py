@@ -29,6 +29,7 @@ def _traits(options: MegatronFsdpOptions, precision: Precision) -> ShardingTrait
         device_kinds=("cuda",),
         dtypes=("float32", "bfloat16"),
         supports_pipeline=False,
+        supports_compile=False,
     )
 
 

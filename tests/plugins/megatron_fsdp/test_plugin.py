@@ -56,6 +56,7 @@ def test_a_cpu_job_is_refused_with_what_runs_there() -> None:
             "works without a pipeline only. Use parallel.pp=1",
         ),
         (("parallel.ep=1", "launch.nproc_per_node=1"), "sharding.name", "needs 2 data ranks or more"),
+        (("train.compile=true",), "train.compile", "is not known to work on compiled modules"),
         (("sharding.options.zero=0",), "sharding.options.zero", "1"),
         (("sharding.options.bucket_elements=0",), "sharding.options", "a bucket has 1 element or more"),
         (("sharding.options.nccl_ub=true",), "sharding.options.nccl_ub", ""),

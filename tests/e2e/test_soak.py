@@ -18,7 +18,7 @@ def require_silence(ended: Ended, steps: int) -> None:
 
 def soak(moeframe: Runner, steps: int, pause_s: float, *limits: str, timeout: float) -> None:
     """Rank 1 takes about five times as long as rank 0 for every layer, and pauses in the first step."""
-    slow = ("dispatcher.options.plan=slow@0", "dispatcher.options.seconds=0.05")
+    slow = ("dispatcher.options.plan=slow@0", "dispatcher.options.seconds=0.02")
     pause = ("data.name=uneven", "data.options.pauses_after=1", f"data.options.pause_s={pause_s}")
     given = (*slow, *pause, *limits, f"train.steps={steps}", "checkpoint.final=false")
     require_silence(moeframe(*STUCK, *given, timeout=timeout), steps)

@@ -25,7 +25,12 @@ routed as the router likes."""
 
 @pytest.mark.parametrize(
     "overrides",
-    [("dispatcher.name=alltoall",), ("dispatcher.name=deepep",), ("dispatcher.name=hybridep",)],
+    [
+        ("dispatcher.name=alltoall",),
+        ("dispatcher.name=deepep",),
+        ("dispatcher.name=hybridep",),
+        ("sharding.name=megatron_fsdp",),
+    ],
     ids=" ".join,
 )
 def test_fifty_steps_lower_the_loss(tmp_path: Path, require_usable, measured, overrides: tuple[str, ...]) -> None:

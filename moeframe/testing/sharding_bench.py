@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -133,6 +133,36 @@ class Bench:
             self.forward(step, micro_batch).backward()  # type: ignore[no-untyped-call]
         self.sharded.finish_gradients()
 
+    def backward_in_pieces(self, step: int) -> None:
+        """Do the same with a backward for each piece, each micro-batch's between the next one's forwards."""
+        self.sharded.hold_gradients()
+        before = _Flight()
+        for micro_batch in range(self.batches.micro_batches):
+            flight = _Flight()
+            for piece in self._pieces(step, micro_batch):
+                flight.forward(piece)
+                if before:
+                    before.backward()
+            before = flight
+        while before:
+            before.backward()
+        self.sharded.finish_gradients()
+
+    def _pieces(self, step: int, micro_batch: int) -> list[Callable[[Any], torch.Tensor]]:
+        """Return the units of a micro-batch's forward, the first without an input, the last with the loss."""
+        toy = self.sharded.module
+        ids_T = self.batches.ids(step, micro_batch, self.meshes.rank("dp")).to(self.device)
+        dtype, high = self.precision.dtype("compute"), self.precision.dtype("high")
+        leave: Any = toy.leave if self.batches.uses_seldom(micro_batch) else lambda logits_TV: logits_TV
+        blocks: Any = toy.blocks
+        embedding: Any = toy.embedding
+        head: Any = toy.head
+        return [
+            lambda _: embedding(ids_T, dtype),
+            *blocks,
+            lambda x_TD: self.batches.loss(leave(head(x_TD)).to(high), ids_T),
+        ]
+
     def loss(self, step: int) -> float:
         """Return the loss of a step over all data ranks, without gradients, as validation does."""
         with torch.no_grad():
@@ -233,6 +263,29 @@ _LINES: Mapping[str, tuple[str, ...]] = {
     "dp_replicate": ("dp_shard",),
 }
 """The ranks of an axis are those that agree on these."""
+
+
+class _Flight:
+    """The pieces of one micro-batch that have run forward; each has a graph of its own, cut off at its input."""
+
+    def __init__(self) -> None:
+        self._ran: list[tuple[torch.Tensor | None, torch.Tensor]] = []
+        self._grad: torch.Tensor | None = None
+
+    def __bool__(self) -> bool:
+        """Whether a piece waits for its backward."""
+        return bool(self._ran)
+
+    def forward(self, piece: Callable[[Any], torch.Tensor]) -> None:
+        """Run the next piece."""
+        leaf = self._ran[-1][1].detach().requires_grad_() if self._ran else None
+        self._ran.append((leaf, piece(leaf)))
+
+    def backward(self) -> None:
+        """Run the backward of the last piece."""
+        leaf, out = self._ran.pop()
+        torch.autograd.backward(out, self._grad)
+        self._grad = None if leaf is None else leaf.grad
 
 
 def _on_cpu(found: Tensors) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ __all__ = [
     "check_gradients",
     "check_load",
     "check_norm_and_clipping",
+    "check_phases",
     "check_save",
     "check_stages",
     "check_steps",
@@ -54,6 +55,17 @@ def check_units(subject: Subject, degrees: Degrees) -> None:
     bench = Bench(subject, degrees, batches=Batches(data_ranks=degrees.data_ranks, seldom=False), called="units")
     bench.backward(0)
     bench.require_gradients(0, ", units called one by one")
+
+
+def check_phases(subject: Subject, degrees: Degrees) -> None:
+    """The trait `runs_phases`: pieces with a backward each, between forwards of the next micro-batch; then a whole."""
+    bench = Bench(subject, degrees)
+    bench.backward_in_pieces(0)
+    bench.require_gradients(0, ", runs_phases is stated, and each piece had a backward of its own")
+    for parameter in bench.sharded.module.parameters():
+        parameter.grad = None
+    bench.backward(1)
+    bench.require_gradients(1, ", as a whole after a step in pieces")
 
 
 def check_stages(subject: Subject, degrees: Degrees) -> None:

@@ -132,6 +132,12 @@ class ShardingConformance:
         """Schedules run the phases of a block, not always the model."""
         self._run(ranks, wide, checks.check_units)
 
+    def test_phases_may_have_a_backward_each_where_stated(self, ranks: RankPool, wide: Degrees) -> None:
+        """The trait `runs_phases`."""
+        if not self.traits().runs_phases:
+            pytest.skip("runs_phases is false")
+        self._run(ranks, wide, checks.check_phases)
+
     def test_a_rank_may_hold_several_stages(self, ranks: RankPool, wide: Degrees) -> None:
         """As interleaved and V-shaped pipelines do."""
         self._run(ranks, wide, checks.check_stages)

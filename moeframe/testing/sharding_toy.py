@@ -216,6 +216,10 @@ class Toy(nn.Module):
         logits_TV: torch.Tensor = self.head(x_TD)
         return logits_TV
 
+    def leave(self, logits_TV: torch.Tensor) -> torch.Tensor:
+        """Do what comes last, if `seldom`: a method by which the plan lets the root's own parameters be used."""
+        return logits_TV + self.tail.seldom.to(logits_TV.dtype)
+
 
 class _FirstStage(nn.Module):
     def __init__(self, toy: Toy) -> None:
@@ -287,6 +291,7 @@ def plan_of(model: Toy | StagedToy, placement: Placement, dtype: torch.dtype, *,
             parameters=tuple(owned[name]),
             roles=frozenset(parameters[parameter].role for parameter in owned[name]),
             high_precision=name.endswith(".router"),
+            methods=("leave",) if not name and isinstance(model, Toy) else (),
         )
         for name in names
     )

@@ -67,7 +67,11 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
 
 @contextmanager
 def joined(world: World, device: torch.device) -> Iterator[None]:
-    """Hold the default process group open: NCCL on GPUs, gloo on CPU. One process without a launcher needs none."""
+    """Hold the default process group open: NCCL on GPUs, gloo on CPU. One process without a launcher needs none.
+
+    After an error on a GPU it stays open until the process ends, which then is soon: closing it would wait for
+    collectives of ranks that wait for this one.
+    """
     if world.launcher == "none" or dist.is_initialized():
         yield
         return
@@ -88,5 +92,8 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     )
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if device.type != "cuda":
+            dist.destroy_process_group()  # which wakes the ranks that wait for this one
+        raise
+    dist.destroy_process_group()

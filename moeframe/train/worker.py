@@ -18,7 +18,7 @@ from moeframe.launch.environment import World
 from moeframe.launch.group import this_process
 from moeframe.launch.output import lasting_output
 from moeframe.train.assemble import Job, assemble
-from moeframe.train.failure import root_cause, watching_the_others, write_failure
+from moeframe.train.failure import Failure, read_failures, root_cause, watching_the_others, write_failure
 from moeframe.train.random_state import seed_random_state
 from moeframe.train.resume import launch_identity
 from moeframe.train.run_directory import RunDirectory
@@ -66,9 +66,7 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
         ):
             return _train(run_dir, world, beacon, resume_step, plugins)
     except (Exception, CheckpointException, KeyboardInterrupt) as error:
-        place = trace.current()
-        logger.exception("rank %d failed at %s", world.rank, place)
-        own = write_failure(run_dir.log_dir, error, rank=world.rank, place=place)
+        own = _reported(run_dir, world, error)
         root = root_cause(run_dir.log_dir, own)
         if root.rank == world.rank:
             raise
@@ -88,35 +86,57 @@ def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int
             on_compiling(beacon.compiling)
         with assemble(loaded, plugins=plugins) as job:
             beacon.probe(TorchProbe(job.meshes.device))
-            _record(run_dir, job)
-            if world.rank == 0:
-                for one in job.composition.substitutions:
-                    logger.warning("%s", one)
-            job.host.call_each(
-                "moeframe_on_run_start",
-                recipe=job.recipe,
-                run_dir=run_dir.path,
-                rank=world.rank,
-                world_size=world.world_size,
-            )
-            summary = job.train(run_dir.path, resume_step=resume_step)
-            beacon.ending()
-            if world.rank == 0:
-                run_dir.write_json("summary.json", summary.as_json())
-            if not summary.stopped_by:
-                job.host.call_each(
-                    "moeframe_on_run_end",
-                    run_dir=run_dir.path,
-                    rank=world.rank,
-                    summary={**summary.metrics, "validation_loss": summary.validation_loss},
-                )
-            return summary
+            beacon.fused = job.composition.dispatcher.traits.fused
+            try:
+                return _run(run_dir, job, beacon, resume_step)
+            except (Exception, CheckpointException, KeyboardInterrupt) as error:
+                # Before the job is taken down: that may wait for ranks which wait for this one.
+                _reported(run_dir, world, error)
+                raise
     except BaseException as error:
         if job is not None:
             if job.ledger is not None:
                 job.ledger.write(run_dir.ledger_file(world.rank))
             job.host.call_each("moeframe_on_failure", error=error, place=trace.current(), rank=world.rank)
         raise
+
+
+def _run(run_dir: RunDirectory, job: Job, beacon: Beacon, resume_step: int) -> Summary:
+    """Train a job from its first hook to its last."""
+    rank = job.world.rank
+    _record(run_dir, job)
+    if rank == 0:
+        for one in job.composition.substitutions:
+            logger.warning("%s", one)
+    job.host.call_each(
+        "moeframe_on_run_start",
+        recipe=job.recipe,
+        run_dir=run_dir.path,
+        rank=rank,
+        world_size=job.world.world_size,
+    )
+    summary = job.train(run_dir.path, resume_step=resume_step)
+    beacon.ending()
+    if rank == 0:
+        run_dir.write_json("summary.json", summary.as_json())
+    if not summary.stopped_by:
+        job.host.call_each(
+            "moeframe_on_run_end",
+            run_dir=run_dir.path,
+            rank=rank,
+            summary={**summary.metrics, "validation_loss": summary.validation_loss},
+        )
+    return summary
+
+
+def _reported(run_dir: RunDirectory, world: World, error: BaseException) -> Failure:
+    """Write the report of this rank, unless it has, and return it."""
+    earlier = [failure for failure in read_failures(run_dir.log_dir) if failure.rank == world.rank]
+    if earlier:
+        return earlier[0]
+    place = trace.current()
+    logger.error("rank %d failed at %s", world.rank, place, exc_info=error)
+    return write_failure(run_dir.log_dir, error, rank=world.rank, place=place)
 
 
 def _recipe(run_dir: RunDirectory, resume_step: int) -> LoadedRecipe:

@@ -135,6 +135,8 @@ class Beacon:
         self._median = 0.0
         self._steps = 0
         self._stream = 0
+        self.fused = False
+        """Whether the dispatcher communicates by kernels of its own."""
         self.place = Place()
         self._place = self._finished = pack_place(self.place)
         self._moved_at = now
@@ -211,7 +213,7 @@ class Beacon:
 
     def pulse(self, *, closely: bool = False) -> None:
         """Write what the probe says; `closely`: with the last collectives. Of one thread at a time."""
-        values: dict[str, Any] = {"at": time.monotonic(), "count": self._count}
+        values: dict[str, Any] = {"at": time.monotonic(), "count": self._count, "fused": self.fused}
         if self._probe is not None:
             values["groups"] = groups = self._probe.groups()
             done = self._probe.device()

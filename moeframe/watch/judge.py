@@ -170,9 +170,7 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
     known = {view.rank: view for view in views}
     awaited = {rank: entry for absent in waiting.values() for rank, entry in absent.items()}
     if not awaited:
-        guilty = [known[rank] for rank in sorted(waiting)]
-        pending = guilty[0].pending[0]
-        return "collective_stuck", guilty, f"all ranks have come to {pending}, and it does not end ({_each(guilty)})"
+        return _all_there([known[rank] for rank in sorted(waiting)])
     ends = [known[rank] for rank in sorted(awaited) if rank not in waiting]
     if not ends:
         return _cycle(waiting, known)
@@ -192,6 +190,15 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
     if deaf:
         cause += f"; no Python thread of {ranks_text(deaf)} runs: native code holds the interpreter"
     return "rank_absent", ends, cause
+
+
+def _all_there(guilty: list[RankView]) -> _Found:
+    """Judge ranks that have all come to what they wait in."""
+    if all(view.fused and view.device is not None and _in_backend(view) for view in guilty):
+        # What is pending was launched behind a kernel of the dispatcher that does not end.
+        return "backend_stuck", guilty, f"{_each(guilty)}: the dispatcher's kernel does not end on the device"
+    pending = guilty[0].pending[0]
+    return "collective_stuck", guilty, f"all ranks have come to {pending}, and it does not end ({_each(guilty)})"
 
 
 def _cycle(waiting: dict[int, dict[int, Launched]], known: dict[int, RankView]) -> _Found:

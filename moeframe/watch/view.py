@@ -65,9 +65,9 @@ class RankView:
     """Everything that is known of a rank. Times are seconds since the epoch on the rank's own host.
 
     `still_s`: how long it has not moved. `collectives`: the last ones of every group, oldest first; None where the rank
-    could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished, None when
-    it has finished all that was launched. `deaf`: its pulse has stopped although its process runs: no
-    Python thread of it gets to run. `raised`: its own report.
+    could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished; None when
+    it has finished all that was launched, and where the rank moved after it last looked. `deaf`: its pulse has stopped
+    although its process runs: no Python thread of it gets to run. `raised`: its own report.
     """
 
     rank: int
@@ -162,10 +162,10 @@ def read_view(file: Path, *, now: float) -> RankView:
         still_s=max(0.0, now - since),
         groups=tuple(_group(values) for values in pulse.get("groups", ())),
         collectives=None if collectives is None else tuple(_launched(values) for values in collectives),
-        device=_device(pulse),
+        device=_device(pulse) if pulse and pulse["at"] >= moment.at else None,
         alive_at=max(since, _wall(header, pulse["at"])) if pulse else since,
         deaf=bool(pulse) and now - _wall(header, pulse["at"]) > _DEAF_S,
-        fused=bool(header.get("fused")),
+        fused=bool(pulse.get("fused")),
     )
 
 

@@ -215,6 +215,13 @@ def test_the_phase_that_a_device_has_not_finished_counts_where_the_host_is_ahead
     assert stall.table[0].device == replace(AT, phase="combine")
 
 
+def test_collectives_behind_a_stuck_kernel_of_a_fused_dispatcher_are_not_the_cause() -> None:
+    behind = [replace(waiting(number), device=replace(AT, phase="dispatch"), fused=True) for number in range(4)]
+    stall = verdict(*behind)
+    assert (stall.kind, stall.phase) == ("backend_stuck", "dispatch")
+    assert verdict(*[replace(view, fused=False) for view in behind]).kind == "collective_stuck"
+
+
 def test_ranks_that_wait_for_nothing_that_torch_knows_are_idle() -> None:
     idle = [rank(number, moment=moment(replace(AT, phase="optimizer"), "left")) for number in range(4)]
     stall = verdict(*idle)

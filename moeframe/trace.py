@@ -112,7 +112,7 @@ def listen(listener: Listener, *, backward: Backward = "exact") -> Iterator[None
 
 
 def begin(*, layer: int, phase: Phase) -> None:
-    """Say that the backward of a phase begins now. It is where this process is until the enclosing `at` or span ends."""
+    """Say that the backward of a phase begins now: there this process is until the enclosing `at` or span ends."""
     global _ambient
     _ambient = replace(_ambient, layer=layer, phase=phase, direction="backward")
     for listener in _listeners:

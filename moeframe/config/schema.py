@@ -195,8 +195,8 @@ class TrainConfig:
     """Sequences of one validation, over all ranks."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """When a loss or the gradient of a step holds NaN or infinity, on any rank. All ranks do the same before the
-    optimizer runs. stop: end the job and name where it arose; skip: leave the step out, count it, and stop after 20 in a
-    row."""
+    optimizer runs. stop: end the job and name where it arose; skip: leave the step out, count it, and stop after 20
+    in a row."""
     loads_every: int = 50
     """Write the load of every expert (loads.jsonl) after every so many steps and after the last one; 0: never."""
     output_dir: str = "runs"
@@ -217,8 +217,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchdogConfig:
-    """What happens when a rank makes no progress. A process of its own on each node watches, since a stuck rank cannot
-    report: it names the rank, layer and phase, and ends the job with exit code 1."""
+    """What happens when a rank makes no progress: its place and the cause are named, and the job ends with exit code 1.
+
+    A process outside of the ranks watches each node, since a stuck rank cannot report.
+    """
 
     enabled: bool = True
     """Watch the job; false: a stuck job stays stuck until torch's own timeout of 10 minutes."""

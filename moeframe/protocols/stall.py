@@ -40,9 +40,9 @@ class StalledRank:
     """One rank as its beacon shows it.
 
     `place`: entered last, and left already unless `inside`. `finished`: the last phase that it left. `device`: the
-    phase that its GPU has not finished, None on a CPU and where the GPU has nothing left to do; then `place` is the same.
-    `still_s`: seconds since it last moved, at `since` (ISO 8601, UTC).
-    `waits_in`: the collective that it has launched and that is not over, in words; "" if none is known.
+    phase that its GPU has not finished, None on a CPU and where the GPU has nothing left to do; else `place` is the
+    same. `still_s`: seconds since it last moved, at `since` (ISO 8601, UTC). `waits_in`: the collective that it has
+    launched and that is not over, in words; "" if none is known.
     """
 
     rank: int

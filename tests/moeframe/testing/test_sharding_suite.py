@@ -44,6 +44,7 @@ class Faulty(ReplicatedModel):
         super().__init__(*args, bucket_bytes=2**20)
         self.fault = fault
         self.kept: dict[str, torch.Tensor] = {}
+        self.held = False
         if fault == "grows with micro-batches":
             for name in self.named("expert"):
                 self.parameters[name].register_post_accumulate_grad_hook(_double)
@@ -60,6 +61,9 @@ class Faulty(ReplicatedModel):
     def add_up(self, kind: str, axis: str) -> None:
         for name in self.named(kind):
             dist.all_reduce(self.parameters[name].grad, group=self._meshes.group(axis))
+
+    def hold_gradients(self) -> None:
+        self.held = True
 
     def finish_gradients(self) -> None:
         unused = [name for name, parameter in self.parameters.items() if parameter.grad is None]
@@ -84,6 +88,8 @@ class Faulty(ReplicatedModel):
         }
         for kind, factor in factors.get(self.fault, {}).items():
             self.scale(kind, factor)
+        if self.fault == "sums twice when held" and self.held:
+            self.add_up("dense", "dp")
         if self.fault == "unused parameters are skipped":
             for name in unused:
                 self.parameters[name].grad = None
@@ -288,6 +294,12 @@ def test_gradients_that_are_no_sums_are_found(ranks: RankPool, fault: str, layou
 def test_wrong_norms_and_clipping_are_found(ranks: RankPool, fault: str, layout: Degrees, message: str) -> None:
     with pytest.raises(RankError, match=message):
         ranks.run(checks.check_norm_and_clipping, subject(fault), layout, world_size=layout.world)
+
+
+def test_wrong_sums_of_pieces_are_found(ranks: RankPool) -> None:
+    ranks.run(checks.check_gradients, subject("sums twice when held"), TWO, world_size=2)
+    with pytest.raises(RankError, match=r"runs_phases is stated.*gradients differ .*dense"):
+        ranks.run(checks.check_phases, subject("sums twice when held"), TWO, world_size=2)
 
 
 def test_a_norm_that_no_miscount_explains_says_so() -> None:

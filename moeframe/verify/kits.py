@@ -142,6 +142,12 @@ def _sharding_trials(offer: Offer, device: Device, folder: Path) -> Iterator[Tri
             call = partial(checks.check_gradients, subject, layout, num_experts=experts)
             yield _on(layout, f"{experts} experts", call)
         yield _on(layout, "units called one by one", partial(checks.check_units, subject, layout))
+        yield Trial(
+            check=f"phases with a backward each, {_words(layout)}",
+            ranks=layout.world,
+            call=partial(checks.check_phases, subject, layout),
+            excluded="" if traits.runs_phases else "runs_phases is false",
+        )
         yield _on(layout, "several stages on a rank", partial(checks.check_stages, subject, layout))
         for dtype in _DTYPES:
             yield _on(layout, f"dtypes of {dtype}", partial(check_dtypes, subject, layout, dtype))

@@ -113,7 +113,10 @@ def test_the_kit_fails_for_a_faulty_dispatcher_and_says_what_is_wrong() -> None:
     ("arguments", "words"),
     [
         (("nothing",), "no plugin offers it as a kind that has a conformance kit"),
-        (("synthetic", "--kind", "data"), "there is no conformance kit for it. Kits: dispatcher, sharding, schedule, compute"),
+        (
+            ("synthetic", "--kind", "data"),
+            "there is no conformance kit for it. Kits: dispatcher, sharding, schedule, compute",
+        ),
         (("faulty", "--plugin", "faulty_parts"), "'faulty' is offered as dispatcher and as sharding"),
     ],
 )

@@ -76,7 +76,12 @@ def test_under_report_each_stall_is_told_once_and_the_job_goes_on_to_its_end(moe
     ("given", "kind", "where"),
     [
         (("dispatcher.options.plan=order@3",), "collective_order", ([0, 1], 3, 2, "dispatch")),
-        (("dispatcher.options.plan=shape@3",), "collective_arguments", ([0, 1], 3, 2, "dispatch")),
+        pytest.param(
+            ("dispatcher.options.plan=shape@3",),
+            "collective_arguments",
+            ([0, 1], 3, 2, "dispatch"),
+            marks=pytest.mark.sweep,
+        ),
         pytest.param(
             ("data.name=uneven", "data.options.ends_after=4"),
             "data_ended",

@@ -32,7 +32,6 @@ _TEMPLATE: Final = """\
 The schedule `overlap_1f1b` runs two micro-batches at a time, one forward and one backward, phase by phase on two
 streams: while tokens of one travel, the other computes.
 
-<!-- over: quickstart.yaml -->
 ```yaml
 schedule: {name: overlap_1f1b}
 train: {micro_batch_size: 2}    # four micro-batches a step; with one there is no partner

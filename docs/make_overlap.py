@@ -80,7 +80,12 @@ $ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --slow 1500
 {measured}
 ```
 
-With `dispatcher.name=deepep`, whose exchanges are shorter still:
+And with DeepEP, whose exchanges are shorter still:
+
+<!-- not run: measures two GPUs -->
+```console
+$ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml dispatcher.name=deepep
+```
 
 ```text
 {deepep}

@@ -88,6 +88,10 @@ class _MaskGradient(torch.autograd.Function):
 
 
 def _mask_gradient(rows: torch.Tensor, inside_R1: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        # Masks the rows too, which costs a compiler nothing. torch 2.11 fails to trace a function of autograd whose
+        # number of rows is open.
+        return torch.where(inside_R1, rows, 0)
     masked: torch.Tensor = _MaskGradient.apply(rows, inside_R1)  # type: ignore[no-untyped-call]
     return masked
 

@@ -24,6 +24,7 @@ def soak(moeframe: Runner, steps: int, pause_s: float, *limits: str, timeout: fl
     require_silence(moeframe(*STUCK, *given, timeout=timeout), steps)
 
 
+@pytest.mark.sweep
 def test_a_slow_rank_and_a_pause_in_the_first_step_are_no_alarm(moeframe: Runner) -> None:
     soak(moeframe, 6, 5.0, "watchdog.min_s=3", "watchdog.first_step_s=60", timeout=120)
 

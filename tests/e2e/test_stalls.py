@@ -103,6 +103,7 @@ def test_a_stall_ends_the_job_with_its_verdict(
         assert kind in (ended.run_dir / "log" / f"rank-{rank}.log").read_text().splitlines()[-1]
 
 
+@pytest.mark.sweep
 def test_under_torchrun_a_stopped_rank_is_named_and_the_restart_resumes(moeframe: Runner, tmp_path: Path) -> None:
     (tmp_path / "once").mkdir()
     ended = moeframe.torchrun(

@@ -1,4 +1,4 @@
-"""Eight of the fifty faults of the drill run in CI, with `-m drill`; `nox -s faults` meets all and writes the dated result."""
+"""Eight of the fifty faults run in CI (`-m drill`); `nox -s faults` meets all and writes the dated result."""
 
 from __future__ import annotations
 

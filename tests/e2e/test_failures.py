@@ -13,7 +13,7 @@ from .conftest import SMALL, TINY, TWO, Runner
 FAULTY = ("--plugin", "faulty_data", "run", str(TINY), *SMALL, *TWO, "data.name=faulty")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_c59_the_rank_that_raises_is_named_with_step_phase_and_error(moeframe: Runner, rank: int) -> None:
     started = time.monotonic()
     ended = moeframe(*FAULTY, "data.options.fault=raise", f"data.options.rank={rank}", "train.steps=1000")
@@ -51,7 +51,11 @@ def test_a_killed_rank_is_named(moeframe: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "number"), [("term", signal.SIGTERM), ("interrupt", signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
+    ("fault", "number"),
+    [
+        pytest.param("term", signal.SIGTERM, id="SIGTERM"),
+        pytest.param("interrupt", signal.SIGINT, id="SIGINT", marks=pytest.mark.sweep),
+    ],
 )
 def test_a_signal_to_one_rank_saves_and_stops_all(moeframe: Runner, fault: str, number: int) -> None:
     ended = moeframe(*FAULTY, f"data.options.fault={fault}", "data.options.rank=1", "train.steps=1000")
@@ -60,7 +64,7 @@ def test_a_signal_to_one_rank_saves_and_stops_all(moeframe: Runner, fault: str, 
     assert "--resume" in ended.out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.sweep)])
 def test_a_signal_to_the_command_saves_at_a_step_boundary(moeframe: Runner, number: signal.Signals) -> None:
     process = moeframe.start("run", str(TINY), *SMALL, *TWO, "train.steps=100000")
     until = time.monotonic() + 60

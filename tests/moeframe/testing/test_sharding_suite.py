@@ -414,7 +414,7 @@ def test_a_third_party_needs_a_few_lines(pytester: pytest.Pytester) -> None:
 
     result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
 
-    result.assert_outcomes(passed=14)
+    result.assert_outcomes(passed=15)
 
 
 def test_every_layout_of_the_kit_is_a_legal_one() -> None:

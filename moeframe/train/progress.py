@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-__all__ = ["Progress", "duration"]
+__all__ = ["Progress", "duration", "left_out"]
 
 
 def duration(seconds: float) -> str:
@@ -18,11 +18,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
-def _losses(metrics: Mapping[str, Any]) -> str:
-    """Return the losses; a step that was left out has none."""
+def left_out(metrics: Mapping[str, Any]) -> str | None:
+    """Return what is said of a step that was left out, which has no losses; None for any other step."""
     if metrics["loss"] is None or metrics["ce_loss"] is None:
         return f"left out: not finite ({metrics['skipped_steps']} so far)"
-    return f"loss {metrics['loss']:.3f}  ce {metrics['ce_loss']:.3f}"
+    return None
+
+
+def _losses(metrics: Mapping[str, Any]) -> str:
+    """Return the losses; a step that was left out has none."""
+    return left_out(metrics) or f"loss {metrics['loss']:.3f}  ce {metrics['ce_loss']:.3f}"
 
 
 class Progress:

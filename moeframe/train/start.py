@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from moeframe.config.compose import Composition
@@ -18,7 +18,7 @@ from moeframe.launch.environment import World, detect
 from moeframe.launch.local import Outcome, die_with_parent, run_local
 from moeframe.train.curves import try_to_draw
 from moeframe.train.failure import read_failures
-from moeframe.train.progress import duration
+from moeframe.train.progress import duration, left_out
 from moeframe.train.resume import Opened, locked, open_run, prepare
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import complete_steps
@@ -162,12 +162,7 @@ def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -
     else:
         lines = [f"done: {summary['steps_done']} steps in {duration(summary['seconds'])}"]
     if metrics:
-        held_out = summary["validation_loss"]
-        lines.append(
-            f"  loss {metrics['loss']:.3f}, ce_loss {metrics['ce_loss']:.3f}"
-            + (f", validation {held_out:.3f}" if held_out is not None else "")
-            + f", largest expert load {1 + metrics['max_violation']:.2f} x the mean"
-        )
+        lines.append(f"  {_results(metrics, summary['validation_loss'])}")
     lines += [f"  {one['kind']}: {one['used']} in place of {one['wanted']}" for one in summary["substitutions"]]
     lines += [
         f"  curves:  {curves}",
@@ -183,6 +178,14 @@ def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -
             "      `moeframe explain RECIPE` shows every key and its origin, `moeframe plugins` every backend.",
         ]
     return "\n".join(lines)
+
+
+def _results(metrics: Mapping[str, Any], held_out: float | None) -> str:
+    """Return the numbers of the last step; one that was left out has no losses."""
+    missing = left_out(metrics)
+    losses = f"last step {missing}" if missing else f"loss {metrics['loss']:.3f}, ce_loss {metrics['ce_loss']:.3f}"
+    validation = f", validation {held_out:.3f}" if held_out is not None else ""
+    return f"{losses}{validation}, largest expert load {1 + metrics['max_violation']:.2f} x the mean"
 
 
 def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | None) -> int:

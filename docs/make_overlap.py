@@ -1,6 +1,6 @@
 """Writes overlap.md and overlap.png from traits, matrix.json and overlap.json: ``python docs/make_overlap.py``.
 
-overlap.json is what ``moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --slow 1500`` wrote, and
+overlap.json is what ``moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --rounds 2 --slow 1500`` wrote, and
 overlap_deepep.json the same with ``dispatcher.name=deepep``, without the trace.
 """
 
@@ -73,7 +73,7 @@ Two MoE layers of a forward, and what ran meanwhile, as the profiler saw it; hat
 
 <!-- not run: measures two GPUs -->
 ```console
-$ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --slow 1500
+$ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --rounds 2 --slow 1500
 ```
 
 ```text
@@ -84,14 +84,15 @@ And with DeepEP, whose exchanges are shorter still:
 
 <!-- not run: measures two GPUs -->
 ```console
-$ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml dispatcher.name=deepep
+$ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --rounds 2 dispatcher.name=deepep
 ```
 
 ```text
 {deepep}
 ```
 
-A step is not faster by all that is hidden. Between two GPUs of one NVLink domain exchanges are short, they take
+`hidden`, `ceiling` and `of paired` are shares of `comm ms`, which grows when kernels run beside others; `ceiling` is a share
+of time, so it is not exactly (N - 1) / N. A step is not faster by all that is hidden. Between two GPUs of one NVLink domain exchanges are short, they take
 multiprocessors and memory bandwidth from the kernels beside them, and what dispatch and combine do besides (gathering,
 sorting, summing rows) needs as many multiprocessors as compute, on any stream. `--slow` makes each exchange longer, as
 between nodes, and says so. `moeframe bench overlap` refuses a CPU.
@@ -121,7 +122,8 @@ the same with a dispatcher and names the trait that promised too much.
 
 {matrix}
 
-Columns are dispatchers; [matrix.md](matrix.md) has the proofs and the reason of each refusal. Besides these:
+Columns are dispatchers; refused is what a machine without GPUs refuses, and [matrix.md](matrix.md) has the proofs and
+the reason of each refusal. Besides these:
 
 - `sharding: fsdp2` and `hsdp` need `reshard_after_forward: false`, as every schedule that runs weight gradients apart.
   They sum gradients once at the end of a step then, whole until that: more memory, fewer messages.

@@ -28,8 +28,8 @@ def _head(entries: Sequence[Entry], base: str) -> str:
 # What is proved
 
 {len(entries)} combinations of dispatcher, sharding, schedule and recompute: {counts["proved"]} proved ({when}),
-{counts["refused"]} refused before a process starts. A cell stands for recompute none, full and selective where it does
-not tell them apart.
+{counts["refused"]} refused on a machine without GPUs, where CI runs, before a process starts. A cell stands for recompute
+none, full and selective where it does not tell them apart.
 
 **Proved**: two optimizer steps in float64 on two to four processes leave behind what one process does: losses, loads,
 every gradient, the clip norm, clipped gradients, correction biases and every weight, to 1e-9 of the largest value of
@@ -40,8 +40,11 @@ Each combination runs in the layout of at most four processes in which most of i
 hybrid shardings with `dp_replicate` 2, then `ep` 2, then more data ranks. Where pipeline and replicas fill the four,
 `ep` is 1; `nox -s sweeps` proves those with `ep` 2 on eight.
 
-[matrix.json](matrix.json) has for each its overrides, its reason and its date. To see one for yourself:
-`moeframe verify {base} OVERRIDES`; refused ones are refused by `moeframe check` too.
+**Refused**, with a reason that says what a backend runs on: on GPUs the same combination is let through, and is without
+proof unless its cell says on which machine and when it was proved. Any other reason holds everywhere.
+
+[matrix.json](matrix.json) has for each its overrides, its reason and its date. To see one for yourself, on a CPU:
+`moeframe verify {base} OVERRIDES`; refused ones are refused by `moeframe check` too. On two GPUs: `nox -s gpu`.
 
 <!-- Made by docs/make_matrix.py from matrix.json; `nox -s matrix` proves all of it anew. -->
 """

@@ -153,7 +153,7 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
     elif siblings:
         fix = f"Recipes in {path.parent}: {', '.join(siblings)}."
     else:
-        fix = f"There is no recipe in {path.parent}; give the path of a YAML file, relative to where you are."
+        fix = f"There is no recipe in {path.parent}."
     return Problem(path="", message="no such file.", fix=fix, where=where)
 
 

@@ -93,10 +93,14 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_json(self, name: str, content: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Write a small file of the directory whole or not at all."""
+        """Write a small file of the directory whole or not at all.
+
+        Raises:
+            ValueError: a number is NaN or infinite, which JSON does not have.
+        """
         target = self.path / name
         part = target.with_name(f".{target.name}.part")
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         part.replace(target)
 
     def write_environment(

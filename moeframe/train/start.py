@@ -185,6 +185,8 @@ def _results(metrics: Mapping[str, Any], held_out: float | None) -> str:
     missing = left_out(metrics)
     losses = f"last step {missing}" if missing else f"loss {metrics['loss']:.3f}, ce_loss {metrics['ce_loss']:.3f}"
     validation = f", validation {held_out:.3f}" if held_out is not None else ""
+    if held_out is None and "validation_loss" in metrics:
+        validation = ", validation not finite"
     return f"{losses}{validation}, largest expert load {1 + metrics['max_violation']:.2f} x the mean"
 
 

@@ -30,8 +30,12 @@ class StepFile:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write one line, compact, and hand it to the system."""
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        """Write one line, compact, and hand it to the system.
+
+        Raises:
+            ValueError: a number is NaN or infinite, which JSON does not have; nothing is written.
+        """
+        self._file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -51,7 +51,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a run ended. `stopped_by` is the signal that ended it early, 0 if it reached its last step."""
+    """How a run ended. `stopped_by` is the signal that ended it early, 0 if it reached its last step.
+
+    Losses that are not finite are None.
+    """
 
     steps_done: int
     metrics: dict[str, Any]
@@ -140,8 +143,8 @@ class Trainer:
                 with trace.at(step=done):
                     every = self._train.eval_every
                     if every and (done % every == 0 or done == self._train.steps):
-                        validation = self.evaluate()
-                        metrics["validation_loss"] = validation
+                        metrics |= without_nonfinite({"validation_loss": self.evaluate()})
+                        validation = metrics["validation_loss"]
                     self._report(done, metrics)
                     self._save_if_due(done)
             with trace.at(step=done):

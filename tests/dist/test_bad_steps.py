@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ import torch
 from moeframe.config.load import load_recipe
 from moeframe.errors import JobFailedError
 from moeframe.train.assemble import assemble
+from moeframe.train.run_directory import RunDirectory
+from moeframe.train.step_file import read_steps
 from moeframe.train.trainer import Trainer
 
 from .test_ledger import RECIPE, SMALL
@@ -94,3 +97,18 @@ def test_under_stop_every_rank_raises_the_same_report_of_rank_layer_and_paramete
     for one in found:
         assert len(one.metrics) == 1
         assert not differing(one.parameters[0], one.parameters[1])
+
+
+def test_a_validation_loss_that_is_not_finite_is_null_in_the_files_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "evaluate", lambda _: float("nan"))
+    run_dir = RunDirectory(tmp_path)
+    with assemble(
+        load_recipe(RECIPE, [*SMALL, "train.steps=1", "train.eval_every=1", "checkpoint.final=false"])
+    ) as job:
+        summary = Trainer(job, run_dir, progress=False).run()
+    run_dir.write_json("summary.json", summary.as_json())
+    (line,) = read_steps(run_dir.metrics_file)
+    assert line["validation_loss"] is None
+    assert json.loads((tmp_path / "summary.json").read_text())["validation_loss"] is None

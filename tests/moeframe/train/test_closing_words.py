@@ -37,3 +37,9 @@ def test_a_last_step_that_was_left_out_is_called_so() -> None:
     stopped = words(loss=None, ce_loss=None, skipped_steps=2, stopped_by=signal.SIGTERM)
     assert stopped[0] == "stopped by SIGTERM after 3 steps in 1:05"
     assert stopped[1] == said
+
+
+def test_a_validation_that_is_not_finite_is_told_from_none() -> None:
+    assert ", validation 2.125," in words(validation_loss=2.125)[1]
+    assert ", validation not finite," in words(validation_loss=None)[1]
+    assert "validation" not in words()[1]

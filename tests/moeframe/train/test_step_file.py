@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moeframe.errors import UserInputError
+from moeframe.train.run_directory import RunDirectory
 from moeframe.train.step_file import StepFile, read_last_step, read_steps
 
 
@@ -60,3 +61,15 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: Path, damage: str
     with pytest.raises(UserInputError, match=r"metrics\.jsonl:2: this line is no JSON object"):
         StepFile(path, keep_steps=1)
     assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_json_does_not_have_is_not_written(tmp_path: Path, number: float) -> None:
+    file = StepFile(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        file.write({"step": 1, "loss": number})
+    file.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RunDirectory(tmp_path).write_json("summary.json", {"validation_loss": number})
+    assert not (tmp_path / "summary.json").exists()

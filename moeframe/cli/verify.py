@@ -32,8 +32,9 @@ def verify_recipe(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]
         PluginError: a module of `plugins` is broken.
     """
     loaded = read_recipe(recipe, overrides)
+    offered = Catalog(build_plugin_manager(plugins, wanted=loaded.backends))  # the reference is no one's to name
+    composition, notes = compose_to_prove(loaded, offered)
     catalog = Catalog(build_plugin_manager([*plugins, MODULE], wanted=loaded.backends))
-    composition, notes = compose_to_prove(loaded, catalog)
     line = _ProgressLine(sys.stderr)
     try:
         verdict = verify(composition, catalog, plugins=plugins, notes=notes, progress=line.show)

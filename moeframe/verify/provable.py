@@ -55,7 +55,7 @@ def _fix(kind: str, part: Part[Any, Any], catalog: Catalog) -> str:
         except PluginError:
             continue
         if (
-            offer is not part.offer
+            name != part.offer.name
             and not name.startswith("verify_")
             and not unusable_reasons(offer, device_kind="cpu")
         ):

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from moeframe.cli.check import check
+from moeframe.cli.verify import verify_recipe
+from moeframe.errors import RecipeError
+
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "recipes" / "deepseek_v3" / "tiny.yaml"
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -132,3 +136,15 @@ def test_plugins_still_lists() -> None:
     offers = {(offer["kind"], offer["name"]) for offer in json.loads(done.stdout)["offers"]}
     assert {("dispatcher", "alltoall"), ("sharding", "faulty")} <= offers
     assert not any(name == "verify_reference" for _, name in offers)
+
+
+@pytest.mark.parametrize("kind", ["dispatcher", "sharding", "schedule", "compute", "data"])
+def test_the_reference_is_refused_by_name_as_check_refuses_it(kind: str) -> None:
+    override = [f"{kind}.name=verify_reference"]
+    with pytest.raises(RecipeError) as checked:
+        check(QUICKSTART, override, ())
+    with pytest.raises(RecipeError) as refused:
+        verify_recipe(QUICKSTART, override, ())
+    assert str(refused.value) == str(checked.value)
+    assert "no installed plugin offers it" in str(refused.value)
+    assert "verify_reference," not in str(refused.value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 CLEAN, FINDINGS, USAGE, EXTRACTION, STALE = 0, 1, 2, 3, 4
 """Exit codes of every command."""
 
@@ -22,3 +26,12 @@ class ExtractionError(CompatError):
     """A release could not be read. It never reads as clean."""
 
     exit_code = EXTRACTION
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turn a failure to write a file that the user named into a `UsageError`."""
+    try:
+        yield
+    except OSError as e:
+        raise UsageError(f"{target} cannot be written ({e.strerror}); name a file in a writable folder") from e

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moeframe_compat.errors import CLEAN, EXTRACTION, FINDINGS, STALE, UsageError
+from moeframe_compat.errors import CLEAN, EXTRACTION, FINDINGS, STALE, UsageError, writing
 from moeframe_compat.extract.cache import cached_snapshots
 from moeframe_compat.extract.package import Extraction
 from moeframe_compat.extract.trees import parse_spec
@@ -200,6 +200,10 @@ def write_snapshot(spec: str, package: str, target: Path, settings: Settings) ->
     """Write the snapshot file of a release.
 
     It records what is no API: what the release says of itself, or else what the settings of today say.
+
+    Raises:
+        UsageError: The file cannot be written.
+        ExtractionError: The release cannot be read.
     """
     how = _extraction(package, settings)
     how.own_settings = True
@@ -207,6 +211,7 @@ def write_snapshot(spec: str, package: str, target: Path, settings: Settings) ->
     if not snapshot.surfaces.project.declared.stated:
         snapshot.surfaces.project.declared = settings.declared()
     complete(snapshot, allowed=settings.probe)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(snapshot.dump(), encoding="utf-8")
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(snapshot.dump(), encoding="utf-8")
     return snapshot

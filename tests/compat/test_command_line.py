@@ -187,6 +187,15 @@ def test_without_sources_shims_are_not_judged(releases: Path, capsys: pytest.Cap
     assert "skipped DP004" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("output", [".", "a/pkg/__init__.py/base.json", "/proc/base.json"])
+def test_a_snapshot_that_cannot_be_written_is_wrong_usage(
+    releases: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    assert main(["snapshot", "dir:a", "--package", "pkg", "--output", output]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"moeframe-compat: {output} cannot be written (")
+
+
 def test_explain_prints_code_break_and_fix_of_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
     for code in catalogue():
         assert main(["explain", code]) == 0

@@ -74,6 +74,15 @@ def test_suppress_writes_an_entry_that_works(project: Path) -> None:
     assert entry.reason == 'said "yes"'
 
 
+def test_suppress_says_so_when_it_cannot_write(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "accepted.toml").unlink(missing_ok=True)
+    (project / "accepted.toml").mkdir()
+    assert main(["suppress", "PY102", "pkg.f(a)", "--reason", "known", "--expires", "2026-03-01"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("moeframe-compat: ")
+    assert "accepted.toml cannot be written (Is a directory)" in line
+
+
 def test_the_settings_of_the_old_release_can_change_a_severity(project: Path) -> None:
     text = (project / "pyproject.toml").read_text().replace("suppressions = 'accepted.toml'\n", "")
     (project / "pyproject.toml").write_text(text + "severities = { PY102 = 'info' }\n")

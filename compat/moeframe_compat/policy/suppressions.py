@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeframe_compat.errors import UsageError
+from moeframe_compat.errors import UsageError, writing
 from moeframe_compat.policy.versions import at_least
 from moeframe_compat.rules.base import Finding, catalogue
 
@@ -110,7 +110,11 @@ def apply(findings: list[Finding], suppressions: list[Suppression], version: str
 
 
 def write(path: Path, made: Suppression) -> None:
-    """Append an entry."""
+    """Append an entry.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
     lines = [
         "[[suppress]]",
         f"rule = {_quoted(made.rule)}",
@@ -120,8 +124,9 @@ def write(path: Path, made: Suppression) -> None:
     ]
     if made.owner:
         lines.append(f"owner = {_quoted(made.owner)}")
-    old = path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
-    path.write_text((old + "\n\n" if old else "") + "\n".join(lines) + "\n", encoding="utf-8")
+    with writing(path):
+        old = path.read_text(encoding="utf-8").rstrip() if path.exists() else ""
+        path.write_text((old + "\n\n" if old else "") + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _quoted(text: str) -> str:

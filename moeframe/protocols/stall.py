@@ -29,9 +29,9 @@ StallKind: TypeAlias = Literal[
 rank_died: a process ended without a word. rank_stopped: a process is stopped (SIGSTOP, a debugger, a frozen container).
 rank_raised: a rank has failed with an error. data_ended: a rank's data ended before those of the others.
 collective_order: ranks wait in different collectives. collective_arguments: in one collective with other shapes, dtypes
-or splits. rank_absent: a rank does not come to a collective that others wait in. backend_stuck: a call of the
-dispatcher does not return, and no collective is pending in it. collective_stuck: all ranks have come and it does not
-end. all_idle: no rank moves and none waits in a collective.
+or splits. rank_absent: a rank does not come to a collective that others wait in, or has not started. backend_stuck: a
+call of the dispatcher does not return, and no collective is pending in it. collective_stuck: all ranks have come and it
+does not end. all_idle: no rank moves and none waits in a collective.
 """
 
 

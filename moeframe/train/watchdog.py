@@ -94,9 +94,9 @@ def monitor(
 def _end_logs(run_dir: RunDirectory, stall: Stall) -> None:
     """Have the log of every rank end with the cause, whatever the rank itself could say of lost connections."""
     when = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
-    for row in stall.table:
-        with (run_dir.log_dir / f"rank-{row.rank}.log").open("a", encoding="utf-8") as log:
-            log.write(f"{when} watchdog of rank {row.rank}: {stall.kind}: {stall.cause}\n")
+    for rank in sorted({row.rank for row in stall.table} | set(stall.ranks)):
+        with (run_dir.log_dir / f"rank-{rank}.log").open("a", encoding="utf-8") as log:
+            log.write(f"{when} watchdog of rank {rank}: {stall.kind}: {stall.cause}\n")
 
 
 def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str]) -> None:

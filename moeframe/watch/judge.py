@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from moeframe.protocols.stall import Stall, StallKind
+from moeframe.trace import Place
 from moeframe.watch.compare import Mismatch, mismatches, waits
 from moeframe.watch.view import Launched, Raised, RankView
 
@@ -45,23 +46,30 @@ ADVICE: Final[dict[StallKind, str]] = {
     "all_idle": "The stacks in stall/ show where each waits: a lock, a queue, or an event that nobody records.",
 }
 
+_NOT_STARTED: Final = (
+    "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
+    "the imports, and a node whose launcher did not start. watchdog.first_step_s is how long they may take."
+)
+
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Return ranks in words."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def judge(views: Sequence[RankView], *, world_size: int) -> Stall:
-    """Say what went wrong in a job that stands still or has failed; at least one rank is known."""
-    found = (
-        _raised(views)
-        or _died(views)
-        or _stopped(views)
-        or _not_started(views, world_size)
-        or _mismatched(views)
-        or _waiting(views)
-        or _silent(views)
-    )
+def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0) -> Stall:
+    """Say what went wrong in a job that stands still or has failed.
+
+    Args:
+        views: the ranks that have started; none, where not one has.
+        world_size: ranks of the job.
+        began: when the ranks were awaited first, seconds since the epoch; told where none has started.
+    """
+    found = _raised(views) or _died(views) or _stopped(views)
+    missing = sorted(set(range(world_size)) - {view.rank for view in views})
+    if found is None and missing:
+        return _not_started(views, missing, world_size, began)
+    found = found or _mismatched(views) or _waiting(views) or _silent(views)
     kind, guilty, cause = found
     first = guilty[0]
     place = first.raised.place if first.raised is not None and kind in ("rank_raised", "data_ended") else first.place
@@ -137,12 +145,23 @@ def _stopped(views: Sequence[RankView]) -> _Found | None:
     return "rank_stopped", stopped, f"{_each(stopped)}: stopped by a signal or a debugger (process {pids})"
 
 
-def _not_started(views: Sequence[RankView], world_size: int) -> _Found | None:
-    missing = sorted(set(range(world_size)) - {view.rank for view in views})
-    if not missing:
-        return None
-    cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
-    return "rank_absent", list(views[:1]), cause
+def _not_started(views: Sequence[RankView], missing: Sequence[int], world_size: int, began: float) -> Stall:
+    """Judge a job of which ranks have no beacon; those that have one wait for them."""
+    place = Place()
+    since = min((view.since for view in views), default=began)
+    return Stall(
+        kind="rank_absent",
+        ranks=tuple(missing),
+        step=place.step,
+        micro_batch=place.micro_batch,
+        layer=place.layer,
+        phase=place.phase,
+        direction=place.direction,
+        since=datetime.fromtimestamp(since, tz=UTC).isoformat(timespec="seconds"),
+        cause=f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there",
+        advice=_NOT_STARTED,
+        table=tuple(view.row() for view in views),
+    )
 
 
 def _mismatched(views: Sequence[RankView]) -> _Found | None:

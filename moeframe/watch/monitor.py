@@ -99,6 +99,7 @@ class Monitor:
         self._processes: dict[int, tuple[int, int]] = {}
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = time.monotonic()
+        self._awaited_since = self._began
         self._flushed = self._began
         self._lost_at: float | None = None
         self._gave = False
@@ -166,7 +167,7 @@ class Monitor:
                 self._moved[view.rank] = (view.moment.count, now)
             elif view.state != "finished" and now - since > limit:
                 return f"rank {view.rank} has not moved for {now - since:.1f} s (limit {limit:.1f} s)"
-        if len(views) < len(self._ranks) and now - self._began > self._limits.first_step_s:
+        if len(views) < len(self._ranks) and now - self._awaited_since > self._limits.first_step_s:
             return f"only {len(views)} of {len(self._ranks)} ranks of this node have started"
         return None
 
@@ -183,9 +184,8 @@ class Monitor:
         views, _ = read_views(self._run_dir, now=time.time())
         silent = self._stall.wait_for(sorted({view.host for view in views}))
         views = known_views(self._run_dir, self._raised(), ended_by or {}, silent_hosts=silent)
-        if not views:
-            return False
-        stall = judge(views, world_size=self._world_size)
+        began = time.time() - (time.monotonic() - self._began)
+        stall = judge(views, world_size=self._world_size, began=began)
         lines = self._stall.judge_with(stall)
         self._reported = {view.rank: view.moment.count for view in views}
         self._tell(stall, lines)
@@ -202,21 +202,24 @@ class Monitor:
         return self._stop
 
     def _watch_reported(self, views: Sequence[RankView]) -> bool:
-        """Under `report`, watch again once every rank has moved on."""
+        """Under `report`, watch again once every rank that is there has moved on, or the first one has started."""
         assert self._reported is not None
         if self._stop:
             return True
-        if all(view.moment.count != self._reported.get(view.rank) or view.state == "finished" for view in views):
+        if views and all(
+            view.moment.count != self._reported.get(view.rank) or view.state == "finished" for view in views
+        ):
             if self._leads:
                 self._stall.put_away()
             self._reported, self._gave, self._leads, self._lost_at = None, False, False, None
             self._moved.clear()
+            self._awaited_since = time.monotonic()
         return False
 
     def close(self) -> None:
         """Put a reported stall away that the ranks of this node have got over: they have all finished."""
         views = self.local_views()
-        if self._leads and self._reported is not None and all(view.state == "finished" for view in views):
+        if views and self._leads and self._reported is not None and all(view.state == "finished" for view in views):
             self._stall.put_away()
 
     def conclude(self, ended_by: Mapping[int, str]) -> None:
@@ -226,6 +229,8 @@ class Monitor:
             return  # a signal has ended it, after saving
         if self._reported is not None and not self._stop:
             self._stall.put_away()
+        if not views:
+            return  # it ended before it could say where: its exit and its log tell why
         if not self._stall.judged and self._stall.claim():
             self._stall.give(views)
             self._conclude(ended_by)

@@ -131,9 +131,12 @@ class StallDirectory:
     def _stack(self, view: RankView, state: str, before: int) -> str:
         if state != "alive":
             return f"rank {view.rank} (process {view.pid}) is {state}: it has no stack to show\n"
-        with stack_file(self.run_dir, view.rank).open("rb") as file:
-            file.seek(before)
-            text = file.read().decode(errors="replace")
+        try:
+            with stack_file(self.run_dir, view.rank).open("rb") as file:
+                file.seek(before)
+                text = file.read().decode(errors="replace")
+        except OSError:  # it has only just made its beacon
+            text = ""
         return text or f"rank {view.rank} (process {view.pid}) did not write its stack within {_STACKS_S:g} s\n"
 
     def wait_for(self, hosts: Sequence[str]) -> list[str]:

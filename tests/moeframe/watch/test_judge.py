@@ -231,8 +231,16 @@ def test_ranks_that_wait_for_nothing_that_torch_knows_are_idle() -> None:
 
 def test_a_rank_without_a_beacon_has_not_started() -> None:
     stall = verdict(waiting(0), waiting(1), waiting(3))
-    assert stall.kind == "rank_absent"
+    assert (stall.kind, stall.ranks) == ("rank_absent", (2,))
     assert "rank 2 of 4 have not started" in stall.cause
+
+
+def test_of_a_job_of_which_no_rank_has_a_beacon_all_are_named() -> None:
+    stall = judge([], world_size=2, began=3600.0)
+    assert (stall.kind, stall.ranks, stall.table) == ("rank_absent", (0, 1), ())
+    assert (stall.step, stall.since) == (-1, "1970-01-01T01:00:00+00:00")
+    assert report_lines(stall)[-2] == f"verdict: rank_absent: {stall.cause}"
+    assert "ranks 0, 1 of 2 have not started" in stall.cause
 
 
 def test_a_rank_that_waits_for_a_message_points_at_its_sender() -> None:

@@ -211,6 +211,54 @@ def test_under_report_a_stall_is_told_once_and_the_next_one_again(played) -> Non
     assert (job.folder / "stall-2").exists()
 
 
+def empty(folder: Path, told: list[tuple[Stall, list[str]]], *, stop: bool) -> Monitor:
+    return Monitor(
+        folder,
+        ranks=range(2),
+        world_size=2,
+        limits=SHORT,
+        stop=stop,
+        judges_deaths=False,
+        raised=list,
+        tell=lambda stall, lines: told.append((stall, lines)),
+    )
+
+
+def test_ranks_that_never_start_get_a_verdict_that_ends_the_job(tmp_path: Path) -> None:
+    told: list[tuple[Stall, list[str]]] = []
+    watch = empty(tmp_path, told, stop=True)
+    assert not watch.poll()
+    until(watch.poll, 5.0)
+    assert watch.poll()
+    watch.conclude({0: "was killed by SIGKILL"})
+    assert [(stall.kind, stall.ranks) for stall, _ in told] == [("rank_absent", (0, 1))]
+    assert json.loads((tmp_path / "stall" / "verdict.json").read_text())["cause"] == told[0][0].cause
+
+
+def test_a_job_that_ends_before_any_rank_has_a_beacon_is_left_to_who_started_it(tmp_path: Path) -> None:
+    told: list[tuple[Stall, list[str]]] = []
+    empty(tmp_path, told, stop=True).conclude({0: "ended with exit code 1"})
+    assert not told
+    assert not (tmp_path / "stall").exists()
+
+
+def test_under_report_ranks_that_start_late_are_told_once_and_watched_after(tmp_path: Path) -> None:
+    told: list[tuple[Stall, list[str]]] = []
+    watch = empty(tmp_path, told, stop=False)
+    until(lambda: not watch.poll() and len(told) == 1, 5.0)
+    for _ in range(5):
+        assert not watch.poll()
+    assert len(told) == 1
+    late = [Beacon(beacon_file(tmp_path, rank), {"rank": rank, "world_size": 2}) for rank in (0, 1)]
+    for one in late:
+        one.enter(Place(step=1, phase="data"))
+    watch.poll()
+    assert (tmp_path / "stall-1" / "verdict.json").exists()
+    assert not (tmp_path / "stall").exists()
+    until(lambda: not watch.poll() and len(told) == 2)
+    assert told[1][0].kind == "all_idle"
+
+
 def test_a_rank_that_finished_is_not_still(played) -> None:
     job = played(1)
     watch = job.monitor()

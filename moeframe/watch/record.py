@@ -111,6 +111,8 @@ def read_header(data: bytes) -> dict[str, Any]:
     end = _HEADER.size + length
     if end + _CRC.size > _HEADER_SIZE or _CRC.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
         raise BeaconError("its header is damaged")
+    if len(data) < SIZE:
+        raise BeaconError(f"it is cut off, or still being made: it has {len(data)} of {SIZE} bytes")
     values: dict[str, Any] = json.loads(data[_HEADER.size : end])
     return values
 
@@ -171,6 +173,7 @@ def pack_moment(  # noqa: PLR0913, PLR0917  runs at every span: no object is mad
 
 
 def _read_place(data: bytes, offset: int) -> Place:
+    """Raises IndexError where the phase is one of a newer version."""
     step, micro_batch, stage, layer, phase, backward = _PLACE.unpack_from(data, offset)
     return Place(
         step=step,
@@ -183,7 +186,11 @@ def _read_place(data: bytes, offset: int) -> Place:
 
 
 def read_moment(data: bytes) -> Moment | None:
-    """Return the newest whole moment of a beacon; None when both are torn or none was written."""
+    """Return the newest whole moment of a beacon; None when both are torn or none was written.
+
+    Raises:
+        BeaconError: it names a phase, an event or a life that this version does not know.
+    """
     bodies = []
     for slot in (moment_slot(0), moment_slot(1)):
         body = data[slot : slot + _BODY_SIZE]
@@ -194,17 +201,20 @@ def read_moment(data: bytes) -> Moment | None:
         return None
     body = max(bodies, key=lambda body: _MOMENT.unpack_from(body)[0])
     count, at, stream, median, steps, event, life = _MOMENT.unpack_from(body)
-    return Moment(
-        count=count,
-        at=at,
-        stream=stream,
-        median_step_s=median,
-        steps=steps,
-        place=_read_place(body, _MOMENT.size),
-        finished=_read_place(body, _MOMENT.size + _PLACE.size),
-        event=_EVENTS[event],
-        life=_LIVES[life],
-    )
+    try:
+        return Moment(
+            count=count,
+            at=at,
+            stream=stream,
+            median_step_s=median,
+            steps=steps,
+            place=_read_place(body, _MOMENT.size),
+            finished=_read_place(body, _MOMENT.size + _PLACE.size),
+            event=_EVENTS[event],
+            life=_LIVES[life],
+        )
+    except IndexError as error:
+        raise BeaconError("its record is of a newer version of moeframe") from error
 
 
 def pulse_slot(number: int) -> int:

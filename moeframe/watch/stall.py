@@ -152,7 +152,9 @@ class StallDirectory:
         """Return how the processes of ranks did when they were asked about."""
         found: dict[int, str] = {}
         for file in self.path.glob("host-*.json"):
-            found |= {int(rank): state for rank, state in (read_json(file) or {}).items()}
+            given = read_json(file)
+            if isinstance(given, dict):  # else half written, or of another version
+                found |= {int(rank): str(state) for rank, state in given.items() if rank.isdecimal()}
         return found
 
     def judge_with(self, stall: Stall) -> list[str]:

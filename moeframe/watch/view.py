@@ -138,14 +138,21 @@ def read_view(file: Path, *, now: float) -> RankView:
         BeaconError: it cannot be read; says why and names the file.
     """
     try:
-        data = file.read_bytes()
-        header, moment = read_header(data), read_moment(data)
-        if moment is None:
-            raise BeaconError("it holds no whole record")  # noqa: TRY301  the file is named below, as for the others
+        return _view(file, file.read_bytes(), now)
     except OSError as error:
         raise BeaconError(f"{file}: {error.strerror}") from error
     except BeaconError as error:
         raise BeaconError(f"{file}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # whole, but with other fields
+        raise BeaconError(f"{file}: it is of another version of moeframe ({type(error).__name__}: {error})") from error
+
+
+def _view(file: Path, data: bytes, now: float) -> RankView:
+    header, moment = read_header(data), read_moment(data)
+    if moment is None:
+        raise BeaconError("it holds no whole record")
+    if file.name != f"rank-{header['rank']}":
+        raise BeaconError(f"it is the beacon of rank {header['rank']}, not of the rank in its name")
     pulse = read_pulse(data) or {}
     since = _wall(header, moment.at)
     states: dict[str, RankState] = {"finished": "finished", "failed": "failed"}

@@ -18,6 +18,7 @@ from moeframe.trace import Place
 from moeframe.watch.beacon import Beacon, beacon_file
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
 from moeframe.watch.record import pack_header, read_header
+from moeframe.watch.stall import StallDirectory
 
 RANK = """
 import sys, time
@@ -303,6 +304,14 @@ def test_ranks_of_a_host_that_gives_no_sign_are_dead(played, monkeypatch: pytest
     until(watch.poll)
     assert (job.told[0][0].kind, job.told[0][0].ranks) == ("rank_died", (1,))
     assert "elsewhere" in job.told[0][0].cause
+
+
+def test_what_a_host_gave_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    stall = StallDirectory(run_dir=tmp_path)
+    stall.claim()
+    for host, text in (("a", "[1]"), ("b", '{"0": "al'), ("c", '{"1": "alive", "future": "x"}')):
+        (stall.path / f"host-{host}.json").write_text(text)
+    assert stall.states() == {1: "alive"}
 
 
 def test_where_py_spy_is_installed_its_stacks_lie_beside_the_others(

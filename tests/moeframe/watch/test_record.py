@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from moeframe.trace import Place
 from moeframe.watch.beacon import Beacon, beacon_file, lit
 from moeframe.watch.record import (
     MOMENT_SIZE,
+    SIZE,
     BeaconError,
     compact,
     expand,
@@ -114,8 +116,10 @@ def test_a_beacon_says_how_its_rank_ended(tmp_path: Path, failed: bool, life: st
         (pack_header({})[:16] + b"\x09\0\0\0" + pack_header({})[20:], "format 9"),
         (pack_header({})[:25] + b"x" + pack_header({})[26:], "damaged"),
         (pack_header({"rank": 0}).ljust(100_000, b"\0"), "no whole record"),
+        (pack_header({"rank": 0}).ljust(1030, b"\0"), f"has 1030 of {SIZE} bytes"),
+        (pack_header({"rank": 0}).ljust(SIZE - 1, b"\0"), f"has {SIZE - 1} of {SIZE} bytes"),
     ],
-    ids=["empty", "other", "other version", "damaged", "header only"],
+    ids=["empty", "other", "other version", "damaged", "header only", "cut in its records", "cut at its end"],
 )
 def test_what_is_no_beacon_is_named_with_the_reason(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "beacons").mkdir()
@@ -126,6 +130,38 @@ def test_what_is_no_beacon_is_named_with_the_reason(tmp_path: Path, content: byt
     assert "rank-0" in problems[0]
     with pytest.raises(BeaconError):
         read_view(tmp_path / "beacons" / "rank-0", now=0.0)
+
+
+@pytest.mark.parametrize("from_end", [2, 20, 37, 38], ids=["last finished", "place", "life", "event"])
+def test_a_record_with_words_of_a_newer_version_is_named(beacon: Beacon, tmp_path: Path, from_end: int) -> None:
+    beacon.enter(PLACE)
+    file = tmp_path / "beacons" / "rank-0"
+    data = bytearray(file.read_bytes())
+    moment = read_moment(bytes(data))
+    assert moment is not None
+    slot, end = moment_slot(moment.count), MOMENT_SIZE - 4
+    data[slot + end - from_end] = 200
+    data[slot + end : slot + MOMENT_SIZE] = zlib.crc32(data[slot : slot + end]).to_bytes(4, "little")
+    file.write_bytes(data)
+    with pytest.raises(BeaconError, match=r"rank-0: .* newer version"):
+        read_view(file, now=0.0)
+
+
+def test_a_header_with_other_fields_is_named(beacon: Beacon, tmp_path: Path) -> None:
+    beacon.enter(PLACE)
+    file = tmp_path / "beacons" / "rank-0"
+    header = pack_header({"rank": 0, "world": 2})
+    file.write_bytes(header + file.read_bytes()[len(header) :])
+    with pytest.raises(BeaconError, match="rank-0: it is of another version"):
+        read_view(file, now=0.0)
+
+
+def test_a_copy_of_the_beacon_of_another_rank_is_named(beacon: Beacon, tmp_path: Path) -> None:
+    beacon.enter(PLACE)
+    (tmp_path / "beacons" / "rank-1").write_bytes((tmp_path / "beacons" / "rank-0").read_bytes())
+    views, problems = read_views(tmp_path, now=0.0)
+    assert [view.rank for view in views] == [0]
+    assert "rank-1: it is the beacon of rank 0" in problems[0]
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [3, 11, 19], [0, 1, 3], [5]])

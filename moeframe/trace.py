@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 __all__ = [
     "Backward",
@@ -27,6 +27,7 @@ __all__ = [
     "listen",
     "listening",
     "span",
+    "told",
 ]
 
 Phase: TypeAlias = Literal[
@@ -47,6 +48,9 @@ Direction: TypeAlias = Literal["forward", "backward"]
 Backward: TypeAlias = Literal["exact", "begin"]
 
 
+_START: Final = "before the first step"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """One position in a job. `layer` is the global layer index; -1 where a field has no meaning."""
@@ -64,7 +68,13 @@ class Place:
         parts += [f"micro-batch {self.micro_batch}"] if self.micro_batch >= 0 else []
         parts += [f"layer {self.layer}"] if self.layer >= 0 else []
         parts += [f"{self.phase} ({self.direction})"] if self.phase else []
-        return ", ".join(parts) or "before the first step"
+        return ", ".join(parts) or _START
+
+
+def told(word: str, place: Place | str) -> str:
+    """Return a place, or its text, behind a word such as ``at`` or ``after``; before the first step it needs none."""
+    text = str(place)
+    return text if text == _START else f"{word} {text}"
 
 
 class Listener(Protocol):

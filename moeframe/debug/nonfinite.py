@@ -123,7 +123,7 @@ def _told(every: Sequence[Arisen]) -> str:
     parameter = f" First parameter with such a gradient: {name} (rank {rank})." if name else ""
     if first.place is not None:
         ranks = f"rank {first.rank}" if len(those) == 1 else f"ranks {', '.join(str(one.rank) for one in those)}"
-        return f"It arose on {ranks} at {first.place}, in {first.what}.{parameter}"
+        return f"It arose on {ranks} {trace.told('at', first.place)}, in {first.what}.{parameter}"
     if names:
         return f"No phase passed it on: it arose in a product with a parameter, or in the sum over ranks.{parameter}"
     return (

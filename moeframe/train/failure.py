@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from moeframe.errors import MoeframeError
-from moeframe.trace import Direction, Phase, Place
+from moeframe.trace import Direction, Phase, Place, told
 
 __all__ = ["Failure", "failure_file", "read_failures", "root_cause", "watching_the_others", "write_failure"]
 
@@ -70,7 +70,7 @@ class Failure:
 
     def __str__(self) -> str:
         """Return rank, place and error in one line."""
-        return f"rank {self.rank} failed at {self.place}: {self.error}"
+        return f"rank {self.rank} failed {told('at', self.place)}: {self.error}"
 
     @property
     def full(self) -> str:
@@ -121,9 +121,18 @@ def _causes(error: BaseException) -> list[str]:
     return found
 
 
-def read_failures(log_dir: Path) -> list[Failure]:
-    """Return the reports of a run, root cause first: first-hand errors before second-hand ones, then by time."""
-    failures = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in log_dir.glob("failure-rank-*.json")]
+def read_failures(log_dir: Path, problems: list[str] | None = None) -> list[Failure]:
+    """Return the reports of a run, root cause first: first-hand errors before second-hand ones, then by time.
+
+    One that cannot be read is left out, with a line in `problems`: it must not hide the others.
+    """
+    failures = []
+    for path in sorted(log_dir.glob("failure-rank-*.json")):
+        try:
+            failures.append(Failure(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError) as error:  # no file, half written, or of another version
+            if problems is not None:
+                problems.append(f"{path}: a failure report cannot be read ({error})")
     return sorted(failures, key=lambda failure: (failure.secondhand, failure.time, failure.rank))
 
 

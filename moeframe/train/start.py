@@ -16,6 +16,7 @@ from moeframe.config.schema import Recipe
 from moeframe.errors import JobFailedError, MoeframeError, TopologyError, UserInputError
 from moeframe.launch.environment import World, detect
 from moeframe.launch.local import Outcome, die_with_parent, run_local
+from moeframe.trace import told
 from moeframe.train.curves import try_to_draw
 from moeframe.train.failure import read_failures
 from moeframe.train.progress import duration, left_out
@@ -145,7 +146,7 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
     assert rank is not None
     code = outcome.codes[rank]
     how = how_it_ended(code)
-    place = f"; another rank lost it at {failures[0].place}" if failures else ""
+    place = f"; another rank lost it {told('at', failures[0].place)}" if failures else ""
     print(f"rank {rank} {how} without a report of its own{place}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
     return 1
 

@@ -135,7 +135,7 @@ def _reported(run_dir: RunDirectory, world: World, error: BaseException) -> Fail
     if earlier:
         return earlier[0]
     place = trace.current()
-    logger.error("rank %d failed at %s", world.rank, place, exc_info=error)
+    logger.error("rank %d failed %s", world.rank, trace.told("at", place), exc_info=error)
     return write_failure(run_dir.log_dir, error, rank=world.rank, place=place)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from moeframe.protocols.stall import Stall, StallKind
-from moeframe.trace import Place
+from moeframe.trace import Place, told
 from moeframe.watch.compare import Mismatch, mismatches, waits
 from moeframe.watch.view import Launched, Raised, RankView
 
@@ -92,7 +92,7 @@ _Found = tuple[StallKind, list[RankView], str]
 
 
 def _where(view: RankView) -> str:
-    return f"at {view.place}" if view.inside else f"after {view.place}"
+    return told("at" if view.inside else "after", view.place)
 
 
 def _each(views: Iterable[RankView]) -> str:
@@ -115,7 +115,9 @@ def _raised(views: Sequence[RankView]) -> _Found | None:
     report, view = first_hand[0]
     if report.error.startswith("RuntimeError") and (mismatch := _arguments(views)) is not None:
         return mismatch
-    cause = f"rank {view.rank} raised at {report.place}: {report.error.splitlines()[0] if report.error else '?'}"
+    cause = (
+        f"rank {view.rank} raised {told('at', report.place)}: {report.error.splitlines()[0] if report.error else '?'}"
+    )
     return _raised_kind(report), [view], cause
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moeframe.protocols.stall import Stall, StalledRank
+from moeframe.trace import told
 
 __all__ = ["report_lines", "table_lines"]
 
@@ -14,7 +15,7 @@ _SHOWN = 64
 
 
 def _row(rank: StalledRank) -> tuple[str, ...]:
-    where = str(rank.place) if rank.inside else f"after {rank.place}"
+    where = str(rank.place) if rank.inside else told("after", rank.place)
     waits = f"{where}: {rank.waits_in}" if rank.waits_in else where
     finished = str(rank.finished) if rank.finished.phase else "-"
     return str(rank.rank), rank.state, finished, waits, f"{rank.since[11:19]} ({rank.still_s:.1f} s)"

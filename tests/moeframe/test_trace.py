@@ -55,6 +55,7 @@ def test_after_an_error_the_innermost_place_stays() -> None:
 
 def test_a_place_says_where_in_words() -> None:
     assert str(Place()) == "before the first step"
+    assert (trace.told("at", Place()), trace.told("at", Place(step=3))) == ("before the first step", "at step 3")
     assert (
         str(Place(step=1, micro_batch=0, layer=3, phase="attend")) == "step 1, micro-batch 0, layer 3, attend (forward)"
     )

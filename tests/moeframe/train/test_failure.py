@@ -34,7 +34,7 @@ def test_a_report_that_cannot_be_written_goes_to_stderr(tmp_path: Path, capsys: 
 def test_refused_input_keeps_its_exit_code_and_shows_no_traceback(tmp_path: Path) -> None:
     failure = write_failure(tmp_path, UserInputError("too little data"), rank=0, place=Place())
     assert failure.exit_code == 2
-    assert failure.full == "rank 0 failed at before the first step: too little data"
+    assert failure.full == "rank 0 failed before the first step: too little data"
 
 
 def test_the_root_cause_is_first_hand_even_when_a_lost_peer_reported_earlier(tmp_path: Path) -> None:

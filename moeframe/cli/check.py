@@ -14,6 +14,7 @@ from moeframe.config.schema import BACKEND_SECTIONS
 from moeframe.config.typed import default_of
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
+from moeframe.hooks.needs import why_no_cuda
 from moeframe.model.counts import count_parameters
 from moeframe.schedule.placement import split_layers, stages_of_rank
 
@@ -43,6 +44,10 @@ def _table(composition: Composition) -> Iterator[str]:
         ("batch", _batch(composition)),
         ("model", _model(composition)),
     ]
+    missing = why_no_cuda() if composition.recipe.launch.device == "cuda" else None
+    if missing is not None:
+        world = composition.degrees.world
+        rows.append(("note", f"needs {world} GPU{'' if world == 1 else 's'}; {missing}"))
     width = max(len(title) for title, _ in rows)
     return (f"  {title:<{width}}  {text}" for title, text in rows)
 

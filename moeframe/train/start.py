@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from moeframe.config.compose import Composition
 from moeframe.config.schema import Recipe
 from moeframe.errors import JobFailedError, MoeframeError, TopologyError, UserInputError
+from moeframe.hooks.needs import why_no_cuda
 from moeframe.launch.environment import World, detect
 from moeframe.launch.local import Outcome, die_with_parent, run_local
 from moeframe.trace import told
@@ -41,7 +42,7 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
 
     Raises:
         UserInputError: the run directory cannot be made, found or held, or the recipe spans nodes and nothing started
-            its processes.
+            its processes, or it demands CUDA and this machine has none.
         JobFailedError: the job failed; under torchrun or Slurm, where this process is a rank.
     """
     world = detect()
@@ -53,6 +54,9 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
             f"launch.nnodes = {recipe.launch.nnodes}: one command cannot start processes on other nodes. Start "
             f"`moeframe run` on every node with torchrun or srun, or use launch.nnodes=1."
         )
+    missing = why_no_cuda() if recipe.launch.device == "cuda" else None
+    if missing is not None:
+        raise UserInputError(f"launch.device is 'cuda', but {missing} Or use launch.device=cpu.")
     opened = open_run(recipe, resume, world)
     run_dir = opened.run_dir
     with locked(run_dir):

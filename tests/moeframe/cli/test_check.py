@@ -10,6 +10,7 @@ import pytest
 
 from moeframe.cli import error_text, main, with_resume_value
 from moeframe.errors import MoeframeError, Problem, RecipeError
+from moeframe.hooks import needs
 
 ROOT = Path(__file__).parents[3]
 TINY = "recipes/deepseek_v3/tiny.yaml"
@@ -214,3 +215,22 @@ def test_resume_without_a_directory_means_the_latest(given: str, found: str) -> 
 def test_an_empty_directory_to_resume_from_is_refused(moeframe) -> None:
     code, _, err = moeframe("run", TINY, "--resume=")
     assert (code, err.startswith("error: --resume= names no run directory.")) == (2, True)
+
+
+def test_a_recipe_that_demands_gpus_is_good_without_one_but_not_run(
+    moeframe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(needs, "_driver_files", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    missing = "this machine has no CUDA device (no /dev/nvidia0). Run it on a machine with one."
+    recipe = "recipes/deepseek_v3/proxy_2gpu.yaml"
+    code, out, _ = moeframe("check", recipe)
+    assert code == 0
+    assert out.startswith(f"{recipe}: good\n")
+    (note,) = (line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  note"))
+    assert note == f"needs 2 GPUs; {missing}"
+    code, out, err = moeframe("run", recipe, f"train.output_dir={tmp_path / 'runs'}")
+    assert (code, out) == (2, "")
+    assert f"launch.device is 'cuda', but {missing} Or use launch.device=cpu." in err
+    assert not (tmp_path / "runs").exists()
+    assert "needs 2 GPUs" not in moeframe("check", recipe, "launch.device=auto")[1]

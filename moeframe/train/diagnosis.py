@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,8 +14,9 @@ from moeframe.config.schema import WatchdogConfig
 from moeframe.errors import MoeframeError, UserInputError
 from moeframe.protocols.stall import Stall, StalledRank
 from moeframe.train.run_directory import RunDirectory
+from moeframe.train.saved import complete_steps
 from moeframe.train.watchdog import limits_of, raised_in
-from moeframe.watch.judge import judge
+from moeframe.watch.judge import judge, ranks_text
 from moeframe.watch.monitor import Limits, known_views
 from moeframe.watch.stall import StallDirectory, read_json
 from moeframe.watch.table import report_lines, table_lines
@@ -58,29 +60,46 @@ def diagnose(path: Path) -> Diagnosis:
             f"{path} is no run directory: it has no recipe.yaml. Name one, such as runs/<recipe name>/<time>-<id>."
         )
     views, problems = read_views(path, now=time.time())
-    if not views:
+    recorded = _recorded(path, problems)
+    if not views and recorded is None:
         why = "; ".join(problems) or "no rank has started, or the run was made by moeframe 0.1"
         raise UserInputError(f"{path} holds no beacon that can be read: {why}.")
     limits, trouble = _limits(run_dir)
     problems += trouble
-    try:
-        raised = raised_in(run_dir.log_dir)
-    except (ValueError, TypeError) as error:  # half written, or of another version
-        raised = []
-        problems.append(f"{run_dir.log_dir}: a failure report cannot be read ({error})")
+    raised = raised_in(run_dir.log_dir, problems)
     known = [_with_signs(view) for view in known_views(path, raised, {})]
-    world_size = max(view.world_size for view in known)
-    recorded = _recorded(path, problems)
     if recorded is not None:
-        text = (StallDirectory(run_dir=path).path / "table.txt").read_text(encoding="utf-8").splitlines()
-        return _diagnosis("wrong", known, recorded, text, problems)
+        return _diagnosis("wrong", known, recorded, _recorded_lines(path, recorded, problems), problems)
+    world_size = max(view.world_size for view in known)
     if all(view.state == "finished" for view in known) and len(known) == world_size:
-        return _diagnosis("finished", known, None, ["finished"], problems)
+        return _diagnosis("finished", known, None, [_ended(run_dir)], problems)
     if _is_wrong(known, limits, world_size):
         stall: Stall = judge(known, world_size=world_size)
         return _diagnosis("wrong", known, stall.as_json(), report_lines(stall), problems)
     table = [view.row() for view in known]
-    return _diagnosis("running", known, None, [*table_lines(table, shown=64), "every rank moves"], problems)
+    unseen = sorted(set(range(world_size)) - {view.rank for view in known})
+    words = f"no beacon of {ranks_text(unseen)} can be read; the others move" if unseen else "every rank moves"
+    return _diagnosis("running", known, None, [*table_lines(table, shown=64), words], problems)
+
+
+def _ended(run_dir: RunDirectory) -> str:
+    """Return how a run ended of which every rank has: after its last step, or early, by a signal."""
+    summary = read_json(run_dir.path / "summary.json")
+    stopped_by = summary.get("stopped_by") if isinstance(summary, dict) else 0
+    if not stopped_by:
+        return "finished"
+    try:
+        total = f" of {load_recipe(run_dir.recipe_file).recipe.train.steps}"
+    except MoeframeError:  # a note tells
+        total = ""
+    names = {number.value: number.name for number in signal.Signals}
+    go_on = (
+        f"go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
+        if complete_steps(run_dir.checkpoints)
+        else "no checkpoint is whole: start anew"
+    )
+    name = names.get(stopped_by, f"signal {stopped_by}")
+    return f"stopped by {name} after {summary.get('steps_done')}{total} steps; {go_on}"
 
 
 def _diagnosis(
@@ -116,6 +135,16 @@ def _recorded(path: Path, problems: list[str]) -> dict[str, Any] | None:
         return verdict
     problems.append(f"{stall.verdict_file} is half written, or of another version of moeframe")
     return None
+
+
+def _recorded_lines(path: Path, verdict: dict[str, Any], problems: list[str]) -> list[str]:
+    """Return what the watchdog told people."""
+    table = StallDirectory(run_dir=path).path / "table.txt"
+    try:
+        return table.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{table} cannot be read ({error})")
+        return [f"verdict: {verdict['kind']}: {verdict['cause']}"]
 
 
 def _with_signs(view: RankView) -> RankView:

@@ -40,8 +40,8 @@ def limits_of(config: WatchdogConfig) -> Limits:
     )
 
 
-def raised_in(log_dir: Path) -> list[Raised]:
-    """Return what ranks have reported of their failures."""
+def raised_in(log_dir: Path, problems: list[str] | None = None) -> list[Raised]:
+    """Return what ranks have reported of their failures; `problems` gets a line for each that cannot be read."""
     return [
         Raised(
             rank=failure.rank,
@@ -56,7 +56,7 @@ def raised_in(log_dir: Path) -> list[Raised]:
             time=failure.time,
             secondhand=failure.secondhand,
         )
-        for failure in read_failures(log_dir)
+        for failure in read_failures(log_dir, problems)
     ]
 
 

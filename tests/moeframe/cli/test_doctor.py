@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from moeframe.cli.app import app
 from moeframe.cli.doctor import doctor
+from moeframe.config.load import load_recipe
 from moeframe.errors import UserInputError
 from moeframe.trace import Place
+from moeframe.train.saved import COMPLETE
 from moeframe.watch.beacon import Beacon, beacon_file
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "deepseek_v3" / "tiny.yaml"
@@ -119,6 +121,49 @@ def test_a_failure_report_that_cannot_be_read_is_named(run_dir: Path, capsys) ->
     (run_dir / "log" / "failure-rank-0.json").write_text('{"rank": 0, "future": 1}')
     assert doctor(run_dir) == 0
     assert "a failure report cannot be read" in said(capsys)
+
+
+def test_a_failure_report_that_is_a_directory_is_named(run_dir: Path, capsys) -> None:
+    beacon(run_dir)
+    (run_dir / "log" / "failure-rank-0.json").mkdir()
+    assert doctor(run_dir) == 0
+    assert "failure-rank-0.json: a failure report cannot be read" in said(capsys)
+
+
+def test_a_verdict_without_its_table_is_told_all_the_same(run_dir: Path, capsys) -> None:
+    (run_dir / "stall").mkdir()  # no rank had started
+    verdict = {"kind": "rank_absent", "ranks": [0], "cause": "rank 0 of 1 have not started"}
+    (run_dir / "stall" / "verdict.json").write_text(json.dumps(verdict))
+    assert doctor(run_dir) == 1
+    text = said(capsys)
+    assert text.startswith("verdict: rank_absent: rank 0 of 1 have not started\n")
+    assert "table.txt cannot be read" in text
+
+
+def test_a_rank_whose_beacon_is_that_of_another_is_not_said_to_move(run_dir: Path, capsys) -> None:
+    beacon(run_dir, world_size=2)
+    shutil.copy(beacon_file(run_dir, 0), beacon_file(run_dir, 1))
+    assert doctor(run_dir) == 0
+    text = said(capsys)
+    assert "every rank moves" not in text
+    assert "no beacon of rank 1 can be read" in text
+    assert "rank-1: it is the beacon of rank 0" in text
+
+
+def test_a_run_that_a_signal_ended_early_says_so_and_how_to_go_on(run_dir: Path, capsys) -> None:
+    beacon(run_dir).end(failed=False)
+    steps = load_recipe(run_dir / "recipe.yaml").recipe.train.steps
+    (run_dir / "summary.json").write_text(json.dumps({"stopped_by": 2, "steps_done": 9}))
+    assert doctor(run_dir) == 0
+    assert said(capsys) == f"stopped by SIGINT after 9 of {steps} steps; no checkpoint is whole: start anew\n"
+    (run_dir / "checkpoints" / "step-9").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-9" / COMPLETE).touch()
+    assert doctor(run_dir) == 0
+    way_on = f"`moeframe run {run_dir}/recipe.yaml --resume {run_dir}`"
+    assert said(capsys) == f"stopped by SIGINT after 9 of {steps} steps; go on with {way_on}\n"
+    (run_dir / "summary.json").write_text(json.dumps({"stopped_by": 0, "steps_done": steps}))
+    assert doctor(run_dir) == 0
+    assert said(capsys) == "finished\n"
 
 
 def test_a_recipe_that_cannot_be_read_leaves_the_default_limits(run_dir: Path, capsys) -> None:

@@ -14,7 +14,7 @@ from moeframe.config.schema import WatchdogConfig
 from moeframe.errors import MoeframeError, UserInputError
 from moeframe.protocols.stall import Stall, StalledRank
 from moeframe.train.run_directory import RunDirectory
-from moeframe.train.saved import complete_steps
+from moeframe.train.saved import complete_steps, go_on
 from moeframe.train.watchdog import limits_of, raised_in
 from moeframe.watch.judge import judge, ranks_text
 from moeframe.watch.monitor import Limits, known_views
@@ -74,7 +74,7 @@ def diagnose(path: Path) -> Diagnosis:
     if all(view.state == "finished" for view in known) and len(known) == world_size:
         return _diagnosis("finished", known, None, [_ended(run_dir)], problems)
     if _is_wrong(known, limits, world_size):
-        stall: Stall = judge(known, world_size=world_size)
+        stall: Stall = judge(known, world_size=world_size, go_on=go_on(run_dir.checkpoints))
         return _diagnosis("wrong", known, stall.as_json(), report_lines(stall), problems)
     table = [view.row() for view in known]
     unseen = sorted(set(range(world_size)) - {view.rank for view in known})
@@ -93,13 +93,13 @@ def _ended(run_dir: RunDirectory) -> str:
     except MoeframeError:  # a note tells
         total = ""
     names = {number.value: number.name for number in signal.Signals}
-    go_on = (
+    way_on = (
         f"go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
         if complete_steps(run_dir.checkpoints)
         else "no checkpoint is whole: start anew"
     )
     name = names.get(stopped_by, f"signal {stopped_by}")
-    return f"stopped by {name} after {summary.get('steps_done')}{total} steps; {go_on}"
+    return f"stopped by {name} after {summary.get('steps_done')}{total} steps; {way_on}"
 
 
 def _diagnosis(

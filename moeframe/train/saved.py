@@ -14,6 +14,7 @@ __all__ = [
     "FORMAT",
     "FREE_IN_MODEL",
     "complete_steps",
+    "go_on",
     "read_description",
     "step_directory",
     "still_whole",
@@ -68,6 +69,14 @@ def read_description(checkpoints: Path, step: int) -> dict[str, Any]:
             f"Use the version of moeframe that wrote it (environment.json of the run names it)."
         )
     return dict(described)
+
+
+def go_on(checkpoints: Path) -> str:
+    """Return where a job that has ended can go on from."""
+    steps = complete_steps(checkpoints)
+    if not steps:
+        return "No checkpoint is whole: start anew; checkpoint.every saves on the way."
+    return f"Then go on from step {steps[-1]} with --resume {checkpoints.parent}."
 
 
 def still_whole(checkpoints: Path) -> str:

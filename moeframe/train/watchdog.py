@@ -22,6 +22,7 @@ from moeframe.protocols.stall import Stall
 from moeframe.trace import Place
 from moeframe.train.failure import read_failures
 from moeframe.train.run_directory import RunDirectory
+from moeframe.train.saved import go_on
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
 from moeframe.watch.view import Raised
 
@@ -88,6 +89,7 @@ def monitor(
         judges_deaths=judges_deaths,
         raised=lambda: raised_in(run_dir.log_dir),
         tell=tell,
+        go_on=lambda: go_on(run_dir.checkpoints),
     )
 
 

@@ -19,10 +19,7 @@ _SAME_S: Final = 1.0
 """Processes whose last signs of life lie this close died together."""
 
 ADVICE: Final[dict[StallKind, str]] = {
-    "rank_died": (
-        "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person, then --resume. "
-        "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
-    ),
+    "rank_died": "The end of the rank's log says what it did last.",
     "rank_stopped": (
         "Let it run again with `kill -CONT PID`, or find out who stopped it (a debugger, a frozen container)."
     ),
@@ -46,6 +43,9 @@ ADVICE: Final[dict[StallKind, str]] = {
     "all_idle": "The stacks in stall/ show where each waits: a lock, a queue, or an event that nobody records.",
 }
 
+_KILLED: Final = "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person."
+_ABORTED: Final = "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
+
 _NOT_STARTED: Final = (
     "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
     "the imports, and a node whose launcher did not start. watchdog.first_step_s is how long they may take."
@@ -57,13 +57,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0) -> Stall:
+def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0, go_on: str = "") -> Stall:
     """Say what went wrong in a job that stands still or has failed.
 
     Args:
         views: the ranks that have started; none, where not one has.
         world_size: ranks of the job.
         began: when the ranks were awaited first, seconds since the epoch; told where none has started.
+        go_on: where the job can go on from, a sentence for who has found out why a rank died.
     """
     found = _raised(views) or _died(views) or _stopped(views)
     missing = sorted(set(range(world_size)) - {view.rank for view in views})
@@ -83,7 +84,7 @@ def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0) -> 
         direction=place.direction,
         since=datetime.fromtimestamp(first.since, tz=UTC).isoformat(timespec="seconds"),
         cause=cause,
-        advice=ADVICE[kind],
+        advice=" ".join(filter(None, (*_of_deaths(guilty), go_on))) if kind == "rank_died" else ADVICE[kind],
         table=tuple(view.row() for view in views),
     )
 
@@ -137,6 +138,14 @@ def _died(views: Sequence[RankView]) -> _Found | None:
     peers = sorted({str(entry) for view in views if view not in dead for entry in view.pending})
     meanwhile = f"; the others were in {', '.join(peers)}" if peers else ""
     return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host}){meanwhile}"
+
+
+def _of_deaths(dead: Sequence[RankView]) -> list[str]:
+    """Return what to do about ranks that died, by how they did; where nobody saw it, both may be."""
+    unseen = any(not view.ended_by for view in dead)
+    of_signals = {"SIGKILL": _KILLED, "SIGABRT": _ABORTED}
+    found = [advice for name, advice in of_signals.items() if unseen or any(name in view.ended_by for view in dead)]
+    return found or [ADVICE["rank_died"]]
 
 
 def _stopped(views: Sequence[RankView]) -> _Found | None:

@@ -73,9 +73,10 @@ class Monitor:
         judges_deaths: also act when a rank dies or fails; else who started the ranks does, and calls `conclude`.
         raised: reads what ranks have reported.
         tell: called once with each verdict that this monitor reaches and its lines for people, after it was written.
+        go_on: says where a job that has ended can go on from.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  by name, each given once
         self,
         run_dir: Path,
         *,
@@ -86,6 +87,7 @@ class Monitor:
         judges_deaths: bool,
         raised: Callable[[], list[Raised]],
         tell: Callable[[Stall, list[str]], None],
+        go_on: Callable[[], str] = lambda: "",
     ) -> None:
         self._run_dir = run_dir
         self._ranks = sorted(ranks)
@@ -95,6 +97,7 @@ class Monitor:
         self._judges_deaths = judges_deaths
         self._raised = raised
         self._tell = tell
+        self._go_on = go_on
         self._stall = StallDirectory(run_dir=run_dir)
         self._processes: dict[int, tuple[int, int]] = {}
         self._moved: dict[int, tuple[int, float]] = {}
@@ -185,7 +188,7 @@ class Monitor:
         silent = self._stall.wait_for(sorted({view.host for view in views}))
         views = known_views(self._run_dir, self._raised(), ended_by or {}, silent_hosts=silent)
         began = time.time() - (time.monotonic() - self._began)
-        stall = judge(views, world_size=self._world_size, began=began)
+        stall = judge(views, world_size=self._world_size, began=began, go_on=self._go_on())
         lines = self._stall.judge_with(stall)
         self._reported = {view.rank: view.moment.count for view in views}
         self._tell(stall, lines)

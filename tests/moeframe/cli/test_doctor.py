@@ -65,6 +65,12 @@ def test_a_dead_run_without_a_verdict_gets_one(run_dir: Path, capsys) -> None:
     text = said(capsys)
     assert "verdict: rank_died: rank 0" in text
     assert "at step 2, data (forward)" in text
+    assert "No checkpoint is whole: start anew" in text
+    assert "--resume" not in text
+    (run_dir / "checkpoints" / "step-1").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-1" / COMPLETE).touch()
+    assert doctor(run_dir) == 1
+    assert f"Then go on from step 1 with --resume {run_dir}." in said(capsys)
 
 
 def _pretend_dead(run_dir: Path) -> None:

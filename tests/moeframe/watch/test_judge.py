@@ -76,6 +76,19 @@ def test_a_rank_that_died_is_named_with_how_and_where() -> None:
     assert "process 101 on a" in stall.cause
 
 
+def test_what_to_do_about_a_death_depends_on_how_it_came_and_on_what_is_saved() -> None:
+    def advice(ended_by: str, go_on: str = "Go on.") -> str:
+        return judge([rank(0, state="dead", ended_by=ended_by)], world_size=1, go_on=go_on).advice
+
+    killed, aborted = advice("was killed by SIGKILL"), advice("was killed by SIGABRT")
+    assert ("SIGABRT" in killed, "out-of-memory" in killed) == (False, True)
+    assert ("gloo" in aborted, "SIGKILL" in aborted) == (True, False)
+    assert "log says" in advice("ended with exit code 3")
+    assert all(word in advice("") for word in ("SIGKILL", "SIGABRT"))
+    assert all(text.endswith(" Go on.") for text in (killed, aborted))
+    assert "resume" not in advice("was killed by SIGKILL", "")
+
+
 def test_of_many_dead_ranks_the_first_to_fall_silent_are_named() -> None:
     dead = [rank(number, state="dead", alive_at=at) for number, at in enumerate((20.0, 10.0, 10.4, 20.0))]
     assert verdict(*dead).ranks == (1, 2)

@@ -84,12 +84,12 @@ def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plug
     outcome = run_local(command, number, run_dir.log_dir, watch=look, watch_every_s=watch.every_s)
     first = outcome.first_failed
     refused = any(failure.exit_code == UserInputError.exit_code for failure in read_failures(run_dir.log_dir))
-    if first is not None and not outcome.received and not refused:
-        try:
+    try:
+        if first is not None and not outcome.received and not refused:
             watch.conclude({first: how_it_ended(outcome.codes[first])})
-        except OSError as error:
-            _tell_unwritten(run_dir, error)
-    watch.close()
+        watch.close()
+    except OSError as error:
+        _tell_unwritten(run_dir, error)
     return outcome
 
 

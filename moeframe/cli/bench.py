@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -40,14 +41,16 @@ def bench_overlap(
         UserInputError: the recipe cannot be measured, or this machine has not the GPUs for it.
         JobFailedError: a rank failed; its error is on the terminal.
     """
+    if rounds < 1 or not math.isfinite(slow_us) or slow_us < 0:
+        raise UserInputError(
+            f"--rounds {rounds} --slow {slow_us:g}: at least 1 round, and a finite number of 0 us or more."
+        )
     loaded = read_recipe(recipe, overrides)
     catalog = Catalog(build_plugin_manager(plugins, wanted=loaded.backends))
     composition = compose(loaded, catalog)
     _require_phases(composition)
     plain_schedule(catalog, composition.precision)
     _require_gpus(composition)
-    if rounds < 1 or slow_us < 0:
-        raise UserInputError(f"--rounds {rounds} --slow {slow_us:g}: at least 1 round, and not less than 0 us.")
     out.mkdir(parents=True, exist_ok=True)
     file = out / "overlap.json"
     file.unlink(missing_ok=True)

@@ -164,5 +164,7 @@ def _with_value(owner: Any, names: list[str], value: Any) -> Any:
 
 
 def _yaml(value: Any) -> str:
-    """Return a scalar as a recipe writes it."""
+    """Return a scalar, or a list of them, as a recipe writes it."""
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_yaml, value))}]"
     return Leaf.of(value).text

@@ -36,9 +36,10 @@ def test_a_schedule_without_overlap_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_out_of_range_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # told before the GPUs that are missing
     assert "--rounds 0" in refused(tmp_path, rounds=0)
-    assert "--slow -1" in refused(tmp_path, slow_us=-1.0)
+    for slow_us, shown in ((-1.0, "-1"), (float("nan"), "nan"), (float("inf"), "inf")):
+        assert f"--slow {shown}: at least 1 round" in refused(tmp_path, slow_us=slow_us)
 
 
 def test_another_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,11 @@ def test_a_default_that_was_written_out_is_refused_too(recipes) -> None:
     ]
 
 
+def test_a_list_is_shown_as_recipes_write_it(recipes) -> None:
+    (line,) = problems(recipes.load("train: {recompute_phases: [attend]}"))
+    assert line.startswith("train.recompute_phases: given [attend], but it is ignored")
+
+
 def test_a_key_that_acts_is_no_problem(recipes) -> None:
     schedule = "{warmup_steps: 1, constant_steps: 2, decay_steps: 3, min_lr: 1e-5, min_lr_steps: 2, final_lr: 1e-6}"
     text = f"train: {{eval_every: 5, eval_sequences: 8}}\noptimizer: {{lr_schedule: {schedule}}}"

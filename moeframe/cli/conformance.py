@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 import typer
 
+from moeframe.config.substitutes import sentences
 from moeframe.errors import PluginError, UnknownOfferError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
 from moeframe.hooks.manager import build_plugin_manager
@@ -36,7 +37,7 @@ def conformance(name: str, kind: str | None, plugins: Sequence[str] = (), *, as_
     device: Literal["cpu", "cuda"] = "cpu" if "cpu" in offer.needs.device_kinds else "cuda"
     reasons = unusable_reasons(offer, device_kind=device)
     if reasons:
-        raise PluginError(f"{offer.kind} {name!r} cannot be tested here: {' '.join(reasons)}")
+        raise PluginError(f"{offer.kind} {name!r} cannot be tested here: {sentences(reasons)}")
     found: list[Outcome] = []
     for outcome in run_kit(offer, device=device, most_ranks=_most_ranks(device)):
         found.append(outcome)

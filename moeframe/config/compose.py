@@ -13,7 +13,7 @@ from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order, located
 from moeframe.config.rules import degrees_of, recipe_problems
 from moeframe.config.schema import BACKEND_SECTIONS, OnUnavailableConfig, Recipe
-from moeframe.config.substitutes import Substitution, effective, named_substitute
+from moeframe.config.substitutes import Substitution, effective, named_substitute, of_substitutes, sentences
 from moeframe.config.typed import HOLE, UnknownValueError
 from moeframe.errors import PluginError, Problem, RecipeError, TopologyError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
@@ -106,7 +106,8 @@ def compose(
     topology = _topology_problem(loaded.recipe, world_size)
     if topology is not None:
         composer.problems += [topology] if composer.problems else []
-    problems = in_order([*loaded.problems, *located(composer.problems, loaded.provenance)])
+    first = {f"{kind}.name" for kind in composer.unusable}
+    problems = in_order([*loaded.problems, *located(composer.problems, loaded.provenance)], first=first)
     if problems:
         raise RecipeError(problems) from composer.cause
     if topology is not None:
@@ -129,6 +130,8 @@ class _Composer:
         self.problems: list[Problem] = []
         self.substitutions: list[Substitution] = []
         self.unused: dict[str, Part[Any, Any]] = {}
+        self.unusable: set[str] = set()
+        """Kinds of the backends that cannot be used here; why is told before what else does not fit."""
         self.cause: Exception | None = None
 
     def compose(self) -> Composition:
@@ -146,10 +149,12 @@ class _Composer:
             substitutions=tuple(self.substitutions),
             **parts,
         )
+        known, self.problems = self.problems, []
         for rule in FIT_RULES:
             self._guarded(lambda rule=rule: self.problems.extend(rule(composition)))
         for kind, part in parts.items():
             self._guarded(self._check_device, kind, part)
+        self.problems = [*known, *of_substitutes(self.problems, self.substitutions)]
         if not any(part is HOLE for part in parts.values()) and not self.loaded.problems:
             self._ask_plugins()
         return composition
@@ -182,8 +187,9 @@ class _Composer:
             return self._with_traits(substitute, substitute.options(), f"on_unavailable.{kind}", precision)
         reasons = unusable_reasons(offer, device_kind=self.device_kind)
         if reasons:
-            text = " ".join(f"{reason.rstrip('.')}." for reason in reasons)
-            self._complain(f"{kind}.name", f"{name!r} cannot be used here: {text}", self._instead(kind, name))
+            self.unusable.add(kind)
+            message = f"{name!r} cannot be used here: {sentences(reasons)}"
+            self._complain(f"{kind}.name", message, self._instead(kind, name))
         return self._typed(kind, offer, path, precision)
 
     def _resolved(self, kind: str, name: str, path: str) -> Offer:
@@ -208,7 +214,7 @@ class _Composer:
             return None
         obstacles = unusable_reasons(other, device_kind=known)
         if obstacles:
-            self._complain(path, f"{name!r} cannot be used here either: {' '.join(obstacles)}", "")
+            self._complain(path, f"{name!r} cannot be used here either: {sentences(obstacles)}", "")
             return None
         self.substitutions.append(Substitution(kind=kind, wanted=offer.name, used=name, reasons=reasons))
         return other
@@ -260,7 +266,7 @@ class _Composer:
     def _check_device(self, kind: str, part: Part[Any, Any]) -> None:
         """Check the device that the recipe asks for against what the backend runs on."""
         device = self.device_kind or self.recipe.launch.device
-        if device == "auto":
+        if device == "auto" or kind in self.unusable:
             return
         legal = set(part.offer.needs.device_kinds)
         if isinstance(part.traits, ShardingTraits):

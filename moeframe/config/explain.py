@@ -11,6 +11,7 @@ from moeframe.config.dump import scalar_text
 from moeframe.config.load import LoadedRecipe
 from moeframe.config.moot import moot_keys
 from moeframe.config.schema import BACKEND_SECTIONS
+from moeframe.config.substitutes import sentences
 from moeframe.config.tree import join
 from moeframe.errors import UserInputError
 from moeframe.model.counts import count_parameters
@@ -121,7 +122,7 @@ def _derived(composition: Composition) -> Iterator[tuple[str, tuple[str, str]]]:
     launch, train = recipe.launch, recipe.train
     counts = count_parameters(recipe.model)
     for one in composition.substitutions:
-        yield f"{one.kind}.used", (one.used, f"on_unavailable.{one.kind}, because {' '.join(one.reasons)}")
+        yield f"{one.kind}.used", (one.used, f"on_unavailable.{one.kind}, because {sentences(one.reasons)}")
     yield "model.parameters", (f"{counts.total:_}", "without MTP modules")
     yield "model.activated_parameters", (f"{counts.activated:_}", "used by one token, without MTP modules")
     if counts.mtp:

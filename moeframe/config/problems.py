@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from moeframe.config.provenance import Provenance
@@ -19,15 +19,15 @@ def located(problems: Iterable[Problem], provenance: Provenance) -> list[Problem
     ]
 
 
-def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return each problem once, by file and line, overrides last.
+def in_order(problems: Iterable[Problem], *, first: Collection[str] = ()) -> tuple[Problem, ...]:
+    """Return each problem once, by file and line, overrides last; those of the keys in `first` before all others.
 
     The problem of a YAML anchor comes up wherever the anchor is used; it counts once.
     """
     found: dict[tuple[str, str, str], Problem] = {}
     for problem in problems:
         found.setdefault((str(problem.where), problem.message, problem.path.rpartition(".")[2]), problem)
-    return tuple(sorted(found.values(), key=_position))
+    return tuple(sorted(found.values(), key=lambda problem: (problem.path not in first, _position(problem))))
 
 
 def _position(problem: Problem) -> tuple[bool, str, int, int]:

@@ -9,6 +9,7 @@ import pytest
 from moeframe.config.compose import Composition, compose
 from moeframe.config.explain import explain
 from moeframe.config.load import load_recipe
+from moeframe.config.substitutes import sentences
 from moeframe.errors import RecipeError
 from moeframe.hooks import hookimpl
 from moeframe.hooks.catalog import Catalog
@@ -81,7 +82,7 @@ def test_devices_of_another_kind_are_a_reason_also_where_only_the_recipe_tells(c
         (("dispatcher.options.channels=0",), "refuses its options: channels is 0"),
         (("dispatcher.use_flex_dispatcher=true",), "'alltoall' is not a fused one"),
         (("on_unavailable.dispatcher=alltoal",), "Did you mean 'alltoall'?"),
-        (("on_unavailable.dispatcher=local",), "dispatcher 'local' works between at most 1 rank(s)"),
+        (("on_unavailable.dispatcher=local",), "'local' (in place of 'elsewhere') works between at most 1 rank(s)"),
         (("on_unavailable.dispatcher=[alltoall]",), "on_unavailable.dispatcher: given"),
         (("on_unavailable.data=synthetic",), "on_unavailable.data: unknown key 'data'"),
         (("dispatcher.name=elsewheer",), "no installed plugin offers it"),
@@ -95,6 +96,25 @@ def test_a_substitute_must_be_usable_itself(composed) -> None:
     text = refused(composed, "sharding.name=gone", "on_unavailable.sharding=on_gpus")
     assert "on_unavailable.sharding: 'on_gpus' cannot be used here either: it runs on cuda devices" in text
     assert "sharding.name: 'gone' cannot be used here: the module no_such_module is not installed" in text
+
+
+def test_what_does_not_fit_of_a_substitute_is_reported_of_it(composed) -> None:
+    pipeline = ("launch.nproc_per_node=2", "parallel.pp=2", "parallel.ep=1", "schedule.name=zbv")
+    instead = ("sharding.name=gone", "on_unavailable.sharding=fsdp2")
+    text = refused(composed, *pipeline, *instead)
+    assert "on_unavailable.sharding: 'fsdp2' (in place of 'gone') frees gathered parameters" in text
+    assert "Name another substitute, or sharding.name=fsdp2 with the options it needs." in text
+    assert "sharding.options" not in text
+    text = refused(composed, WANTED, "on_unavailable.dispatcher=local")
+    assert "parallel.ep: given 2; dispatcher 'local' (in place of 'elsewhere') works between at most 1 rank(s)" in text
+
+
+def test_why_a_backend_cannot_be_used_comes_first_and_in_sentences(composed) -> None:
+    backend = ("sharding.name=gone", "dispatcher.name=local", "launch.device=cuda")
+    first, *others = refused(composed, *backend, device_kind=None).splitlines()
+    assert "sharding.name: 'gone' cannot be used here: the module" in first
+    assert [line for line in others if "parallel.ep: given 2" in line]
+    assert sentences(("the one is gone.", "it runs on cuda")) == "the one is gone. It runs on cuda."
 
 
 class Reader:

@@ -31,6 +31,18 @@ def test_a_report_that_cannot_be_written_goes_to_stderr(tmp_path: Path, capsys: 
     assert root_cause(gone, failure) == failure
 
 
+def test_a_report_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    failure = write_failure(tmp_path, ValueError("bad batch"), rank=1, place=PLACE)
+    failure_file(tmp_path, 0).mkdir()
+    for rank, text in ((2, "[]"), (3, '{"rank": 3'), (4, '{"future": 1}')):
+        failure_file(tmp_path, rank).write_text(text)
+    problems: list[str] = []
+    assert read_failures(tmp_path, problems) == [failure]
+    assert [f"failure-rank-{rank}.json: " in line for rank, line in zip((0, 2, 3, 4), problems, strict=True)] == [
+        True
+    ] * 4
+
+
 def test_refused_input_keeps_its_exit_code_and_shows_no_traceback(tmp_path: Path) -> None:
     failure = write_failure(tmp_path, UserInputError("too little data"), rank=0, place=Place())
     assert failure.exit_code == 2

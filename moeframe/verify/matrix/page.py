@@ -24,11 +24,12 @@ def _head(entries: Sequence[Entry], base: str) -> str:
     counts = Counter(entry.status for entry in entries)
     dates = sorted({entry.date for entry in entries if entry.status == "proved"})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "never"
+    refused = counts["refused"]
     return f"""\
 # What is proved
 
 {len(entries)} combinations of dispatcher, sharding, schedule and recompute: {counts["proved"]} proved ({when}),
-{counts["refused"]} refused on a machine without GPUs, where CI runs, before a process starts. A cell stands for recompute
+{refused} refused on a machine without GPUs, where CI runs, before a process starts. A cell stands for recompute
 none, full and selective where it does not tell them apart.
 
 **Proved**: two optimizer steps in float64 on two to four processes leave behind what one process does: losses, loads,

@@ -91,11 +91,12 @@ $ moeframe bench overlap recipes/deepseek_v3/overlap_2gpu.yaml --rounds 2 dispat
 {deepep}
 ```
 
-`hidden`, `ceiling` and `of paired` are shares of `comm ms`, which grows when kernels run beside others; `ceiling` is a share
-of time, so it is not exactly (N - 1) / N. A step is not faster by all that is hidden. Between two GPUs of one NVLink domain exchanges are short, they take
-multiprocessors and memory bandwidth from the kernels beside them, and what dispatch and combine do besides (gathering,
-sorting, summing rows) needs as many multiprocessors as compute, on any stream. `--slow` makes each exchange longer, as
-between nodes, and says so. `moeframe bench overlap` refuses a CPU.
+`hidden`, `ceiling` and `of paired` are shares of `comm ms`, which grows when kernels run beside others; `ceiling` is
+a share of time, so it is not exactly (N - 1) / N. A step is not faster by all that is hidden. Between two GPUs of one
+NVLink domain exchanges are short, they take multiprocessors and memory bandwidth from the kernels beside them, and
+what dispatch and combine do besides (gathering, sorting, summing rows) needs as many multiprocessors as compute, on
+any stream. `--slow` makes each exchange longer, as between nodes, and says so. `moeframe bench overlap` refuses a
+CPU.
 
 ## What is freed between phases
 

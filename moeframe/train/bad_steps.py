@@ -15,12 +15,17 @@ from moeframe.protocols.data import MicroBatch
 if TYPE_CHECKING:
     from moeframe.train.assemble import Job
 
-__all__ = ["BadSteps", "without_nonfinite"]
+__all__ = ["BadSteps", "is_good", "without_nonfinite"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_IN_A_ROW: Final = 20
 """A run whose parameters are spoilt would leave out every step."""
+
+
+def is_good(loss: float, grad_norm: float) -> bool:
+    """Say whether a step may change parameters. Both numbers are global, so all ranks say the same."""
+    return math.isfinite(loss) and math.isfinite(grad_norm)
 
 
 def without_nonfinite(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +54,7 @@ class BadSteps:
             JobFailedError: the step is bad and the recipe says stop, or too many were left out in a row.
         """
         loss, norm = metrics["loss"], metrics["grad_norm"]
-        if math.isfinite(loss) and math.isfinite(norm):
+        if is_good(loss, norm):
             self._in_a_row = 0
             return
         text = f"the loss is {loss}, the gradient norm {norm}. {self._where(micro_batches)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from moeframe.model.counts import flops_per_token
 from moeframe.protocols.data import MicroBatch, TokenSequence
 from moeframe.protocols.loads import LayerLoad
 from moeframe.protocols.schedule import StepResult
-from moeframe.train.bad_steps import BadSteps, without_nonfinite
+from moeframe.train.bad_steps import BadSteps, is_good, without_nonfinite
 from moeframe.train.checkpoint import Checkpoints
 from moeframe.train.data import BatchPlan, DataOrder, make_micro_batch, padding_sequence
 from moeframe.train.learning_rate import learning_rate
@@ -232,7 +231,7 @@ class Trainer:
             mtp_loss = self._mtp_mean(sums.mtp_sums, tokens)
             balance_loss = sums.balance_sum / max(1, tokens.valid_tokens)
             loss = ce_loss + job.recipe.model.mtp_loss_weight * mtp_loss + balance_loss
-            if math.isfinite(loss) and math.isfinite(grad_norm):
+            if is_good(loss, grad_norm):
                 job.optimizer.step()
                 job.model.update_expert_bias(sums.tokens_per_expert)
             job.optimizer.zero_grad(set_to_none=True)

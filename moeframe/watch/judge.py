@@ -37,7 +37,7 @@ ADVICE: Final[dict[StallKind, str]] = {
         "ranks take."
     ),
     "backend_stuck": (
-        "The dispatcher's own kernel waits for a peer; dispatcher.name=alltoall shows whether the job runs without it."
+        "The dispatcher's own kernel waits for a peer; one that is not fused shows whether the job runs without it."
     ),
     "collective_stuck": "Look at the network and at NCCL's own report in stall/; every rank has done its part.",
     "all_idle": "The stacks in stall/ show where each waits: a lock, a queue, or an event that nobody records.",

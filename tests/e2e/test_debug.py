@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from .conftest import SMALL, TINY, TWO, Runner
 
 
+@pytest.mark.sweep
 def test_a_run_with_all_checks_and_recompute_trains_as_without(moeframe: Runner) -> None:
     plain = moeframe("run", str(TINY), *SMALL, *TWO, "data.name=synthetic")
     checks = ("debug.poison=true", "debug.ledger=true", "train.recompute=full")

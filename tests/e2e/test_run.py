@@ -4,6 +4,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from .conftest import SMALL, TINY, TWO, Runner
 
 KEYS = (  # noqa: SIM905
@@ -30,6 +32,7 @@ def test_a_run_leaves_what_the_design_says(moeframe: Runner) -> None:
     assert f"metrics: {run_dir.relative_to(moeframe.cwd)}" in ended.out
 
 
+@pytest.mark.sweep
 def test_the_resolved_recipe_gives_the_same_run_again(moeframe: Runner) -> None:
     first = moeframe("run", str(TINY), *SMALL)
     again = moeframe("run", str(first.run_dir / "recipe.yaml"))

@@ -22,7 +22,7 @@ PLUGINS = ROOT / "tests" / "data" / "plugins"
 
 
 CPU_SECONDS = 90
-"""Of the quickstart: the issue's limit of 90 s on two idle cores, in a measure that other work does not change."""
+"""Of the quickstart: the limit of 90 s on two idle cores, in a measure that other work does not change."""
 
 
 def moeframe(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -70,6 +70,7 @@ def test_a_difference_ends_with_1_and_names_parameters_ratio_and_cause() -> None
     assert "NOT the same numbers" in done.stdout
 
 
+@pytest.mark.sweep
 def test_a_layout_that_fails_ends_with_3() -> None:
     faulty = ("dispatcher.name=faulty", "dispatcher.options.fault=raises", "parallel.ep=2", "launch.nproc_per_node=2")
     done = moeframe("verify", TINY, *faulty, "--plugin", "faulty_parts")

@@ -122,7 +122,15 @@ def load(name: str, ep: int, num_experts: int, folder: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("saved_by", ["replicate", "zero1", "fsdp2", "hsdp"])
+@pytest.mark.parametrize(
+    "saved_by",
+    [
+        pytest.param("replicate", marks=pytest.mark.sweep),
+        "zero1",
+        "fsdp2",
+        pytest.param("hsdp", marks=pytest.mark.sweep),
+    ],
+)
 def test_c41_experts_return_by_global_id_in_every_layout(ranks: RankPool, tmp_path: Path, saved_by: str) -> None:
     shapes = ranks.run(save, saved_by, 2, 4, tmp_path)
     assert shapes == [{"routed.weight": (4, 3, 2), "dense": (5, 2), "bias": (2,)}] * 4

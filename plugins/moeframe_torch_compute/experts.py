@@ -88,10 +88,6 @@ class _MaskGradient(torch.autograd.Function):
 
 
 def _mask_gradient(rows: torch.Tensor, inside_R1: torch.Tensor) -> torch.Tensor:
-    if torch.compiler.is_compiling():
-        # Masks the rows too, which costs a compiler nothing. torch 2.11 fails to trace a function of autograd whose
-        # number of rows is open.
-        return torch.where(inside_R1, rows, 0)
     masked: torch.Tensor = _MaskGradient.apply(rows, inside_R1)  # type: ignore[no-untyped-call]
     return masked
 
@@ -132,9 +128,6 @@ class GroupedMMExperts(_Experts):
 def _product(rows_RI: torch.Tensor, weight_EOI: torch.Tensor, offsets_E: torch.Tensor) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         return product(rows_RI, weight_EOI, Grouped(offsets_E))
-    # A compiled backward runs in one piece.
-    out_RO = F.grouped_mm(rows_RI, weight_EOI.to(rows_RI.dtype).transpose(1, 2), offs=offsets_E)
-    if out_RO.requires_grad:
-        # It refuses the expanded gradients that a sum over rows sends.
-        out_RO.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
-    return out_RO
+    # A compiled backward runs in one piece, and hands on dense gradients. No hook on them: torch 2.11 fails to trace
+    # one where the number of rows is open.
+    return F.grouped_mm(rows_RI, weight_EOI.to(rows_RI.dtype).transpose(1, 2), offs=offsets_E)

@@ -7,10 +7,11 @@ tests/moeframe/debug/test_probes.py says what is relied upon.
 from __future__ import annotations
 
 import json
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,13 +19,23 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from moeframe.trace import Place
+from moeframe.watch.beacon import DeviceState
 from moeframe.watch.record import compact
 
 __all__ = ["DeviceProgress", "TorchProbe", "on_compiling"]
 
 _KEPT: Final = 4
-"""Collectives of each group that are reported."""
+"""Collectives of each group that are reported at least."""
 _ENTRY: Final = ("collective_seq_id", "p2p_seq_id", "is_p2p", "input_sizes", "input_dtypes", "output_sizes", "state")
+
+
+class _Passed(NamedTuple):
+    """Behind the work of a phase. `launched`: when all of it was, seconds since the epoch."""
+
+    number: int
+    place: Place
+    event: Any
+    launched: float
 
 
 class DeviceProgress:
@@ -43,39 +54,42 @@ class DeviceProgress:
         self._stream_number = stream_number
         self._stream = stream
         self._streams: dict[int, Any] = {}
-        self._pending: dict[int, deque[tuple[int, Place, Any]]] = {}
+        self._pending: dict[int, deque[_Passed]] = {}
         self._free: list[Any] = []
         self._done = 0
 
-    def passed(self, count: int, place: Place) -> int:
-        """Record an event behind all work launched so far; returns the stream."""
-        number = self._stream_number()
-        if number not in self._streams:
-            self._streams[number] = self._stream()
+    def passed(self, number: int, place: Place) -> int:
+        """Record an event behind all work launched so far, which ends span `number`; returns the stream."""
+        stream = self._stream_number()
+        if stream not in self._streams:
+            self._streams[stream] = self._stream()
         event = self._free.pop() if self._free else self._new_event()
-        event.record(self._streams[number])
-        self._pending.setdefault(number, deque()).append((count, place, event))
-        return number
+        event.record(self._streams[stream])
+        self._pending.setdefault(stream, deque()).append(_Passed(number, place, event, time.time()))
+        return stream
 
-    def _take(self, pending: deque[tuple[int, Place, Any]]) -> None:
+    def _take(self, pending: deque[_Passed]) -> None:
         """Take what the device has passed; on one stream all before the last passed event is passed too."""
         known = list(pending)
-        passed = bisect_right(known, False, key=lambda one: not one[2].query())
+        passed = bisect_right(known, False, key=lambda one: not one.event.query())
         for _ in range(passed):
-            count, _, event = pending.popleft()
-            self._done = max(self._done, count)
-            self._free.append(event)
+            one = pending.popleft()
+            self._done = max(self._done, one.number)
+            self._free.append(one.event)
 
-    def running(self) -> tuple[int, Place | None]:
-        """Return the number of the last event that the device has passed, and the phase that it has not: None if all.
+    def running(self) -> DeviceState:
+        """Return how far the device is. Of several streams, that of the oldest work counts.
 
-        Of several streams, that of the oldest work counts. For one thread, which may be another than that of `passed`.
+        For one thread, which may be another than that of `passed`.
         """
-        oldest: list[tuple[int, Place]] = []
+        oldest: list[_Passed] = []
         for pending in list(self._pending.values()):
             self._take(pending)
-            oldest += [(count, place) for count, place, _ in list(pending)[:1]]
-        return self._done, min(oldest, key=lambda one: one[0])[1] if oldest else None
+            oldest += list(pending)[:1]
+        first = min(oldest, key=lambda one: one.number, default=None)
+        if first is None:
+            return DeviceState(done=self._done)
+        return DeviceState(done=self._done, number=first.number, place=first.place, launched=first.launched)
 
 
 class TorchProbe:
@@ -94,11 +108,11 @@ class TorchProbe:
                 torch.cuda.Event, lambda: int(number(index)), lambda: torch.cuda.current_stream(index)
             )
 
-    def passed(self, count: int, place: Place) -> int:
+    def passed(self, number: int, place: Place) -> int:
         """Note that all work of a phase was launched; returns the stream, 0 on a CPU."""
-        return 0 if self._progress is None else self._progress.passed(count, place)
+        return 0 if self._progress is None else self._progress.passed(number, place)
 
-    def device(self) -> tuple[int, Place | None] | None:
+    def device(self) -> DeviceState | None:
         """Return how far the device is, as `DeviceProgress.running`; None on a CPU."""
         return None if self._progress is None else self._progress.running()
 
@@ -121,7 +135,7 @@ class TorchProbe:
 
     def collectives(self) -> list[dict[str, Any]]:
         """Return the last collectives and messages of every group, oldest first."""
-        by_group: dict[str, deque[dict[str, Any]]] = {}
+        by_group: dict[str, list[dict[str, Any]]] = {}
         entries = [entry for text in _traces() for entry in json.loads(text).get("entries", ())]
         for entry in entries:
             name, what = entry["process_group"]
@@ -131,13 +145,20 @@ class TorchProbe:
                 "what": _described(what),
                 "op": str(entry["profiling_name"]).partition(":")[2],
                 "over": bool(entry.get("retired")),
+                "created": entry["time_created_ns"] / 1e9,
             }
-            by_group.setdefault(f"{name} {kept['is_p2p']}", deque(maxlen=_KEPT)).append(kept)
-        return [entry for entries in by_group.values() for entry in entries]
+            by_group.setdefault(f"{name} {kept['is_p2p']}", []).append(kept)
+        return [entry for entries in by_group.values() for entry in _telling(entries)]
 
     def flight(self) -> str:
         """Return torch's flight-recorder trace as JSON."""
         return next((text for text in _traces() if json.loads(text).get("entries")), "")
+
+
+def _telling(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the last entries of a group, and before them the first that is not over: what follows waits for it."""
+    waiting = next((entry for entry in entries[:-_KEPT] if not entry["over"]), None)
+    return [*([] if waiting is None else [waiting]), *entries[-_KEPT:]]
 
 
 def _described(group: str) -> str:

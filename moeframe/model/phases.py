@@ -92,19 +92,21 @@ def _marked(values: tuple[Any, ...], report: _Report) -> tuple[Any, ...]:
 
 
 def _report_beginning(phase: trace.Phase, layer: int, outputs: tuple[Any, ...]) -> None:
-    """Have the trace hear of it when the gradients of all outputs are there; touches neither graph nor numbers."""
-    places = _places(outputs)
-    missing = len(places)
+    """Have the trace hear of it when the backward comes to the phase; touches neither graph nor numbers.
 
-    def count(_: torch.Tensor) -> None:
-        nonlocal missing
-        missing -= 1
-        if not missing:
-            missing = len(places)  # a backward in two halves passes here twice
-            trace.begin(layer=layer, phase=phase)
-
-    for place in places:
-        outputs[place].register_hook(count)
+    autograd runs what is ready latest made first: the phase begins where the gradient of its last-made output is there.
+    """
+    last: torch.Tensor | None = None
+    newest = -1
+    for output in outputs:
+        if not _needs_gradient(output):
+            continue
+        made = -1 if output.grad_fn is None else output.grad_fn._sequence_nr()  # noqa: SLF001
+        if last is None or made > newest:
+            last, newest = output, made
+    if last is not None:
+        # A backward in two halves passes here twice.
+        last.register_hook(lambda _: trace.begin(layer=layer, phase=phase))  # type: ignore[no-untyped-call]
 
 
 def run_phase(
@@ -114,7 +116,7 @@ def run_phase(
 
     When someone inspects, or wants exact spans, and an input needs a gradient, identity marks on inputs and outputs
     report the backward too. Tensors that need gradients must be inputs and outputs themselves, not parts of other
-    objects. Who only follows hears of the backward's beginning through hooks on the outputs.
+    objects. Who only follows hears of the backward's beginning through a hook on an output.
     """
     with trace.span(layer=layer, phase=phase):
         inspector = _inspector

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,6 +40,7 @@ __all__ = [
     "PULSE_S",
     "STACK_SIGNAL",
     "Beacon",
+    "DeviceState",
     "Probe",
     "beacon_file",
     "flight_file",
@@ -58,14 +60,31 @@ _STEPS: Final = 32
 """Steps of which the median is taken."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceState:
+    """How far a device is. `done`: the last number given to `Probe.passed` whose work it has finished.
+
+    `place`: the phase that it runs, with its `number`, and when all work of that phase was launched, seconds since the
+    epoch; None where it has finished all that was launched.
+    """
+
+    done: int
+    number: int = 0
+    place: Place | None = None
+    launched: float = 0.0
+
+
 class Probe(Protocol):
     """What torch can tell of a rank without the rank's main thread. All but `passed` run on the pulse."""
 
-    def passed(self, count: int, place: Place) -> int:
-        """Note that all work of a phase was launched, whose end is event `count`. Returns the number of the stream."""
+    def passed(self, number: int, place: Place) -> int:
+        """Note that all work of a phase was launched. Returns the number of the stream.
 
-    def device(self) -> tuple[int, Place | None] | None:
-        """Return the last event whose work the device has finished, and the phase that it runs; None on a CPU."""
+        `number` counts beginnings and ends of phases; ranks of one pipeline stage have the same numbers.
+        """
+
+    def device(self) -> DeviceState | None:
+        """Return how far the device is; None on a CPU."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Return for every process group its name, ranks, and the collectives launched and finished."""
@@ -124,6 +143,7 @@ class Beacon:
         data = pack_header(own)
         self._map[: len(data)] = data
         self._count = 0
+        self._passed = 0
         self._pulses = 0
         self._probe: Probe | None = None
         self._seen: tuple[int, list[dict[str, Any]]] = (-1, [])
@@ -155,6 +175,7 @@ class Beacon:
         self._place = pack_place(place)
         if place.step != self._step:
             self._new_step(place.step)
+        self._passed += 1
         self._write("entered")
 
     def leave(self, place: Place) -> None:
@@ -163,6 +184,7 @@ class Beacon:
             self.place = place
             self._place = pack_place(place)
         self._finish()
+        self._passed += 1
         self._write("left")
 
     @property
@@ -201,14 +223,23 @@ class Beacon:
     def _finish(self) -> None:
         self._finished = self._place
         if self._probe is not None:
-            self._stream = self._probe.passed(self._count + 1, self.place)
+            self._stream = self._probe.passed(self._passed + 1, self.place)
 
     def _write(self, event: Event) -> None:
         self._count = count = self._count + 1
         self._moved_at = at = time.monotonic()
         offset = moment_slot(count)
         self._map[offset : offset + MOMENT_SIZE] = pack_moment(
-            count, at, self._stream, self._median, self._steps, event, self._life, self._place, self._finished
+            count,
+            at,
+            self._stream,
+            self._median,
+            self._steps,
+            self._passed,
+            event,
+            self._life,
+            self._place,
+            self._finished,
         )
 
     def pulse(self, *, closely: bool = False) -> None:
@@ -218,7 +249,13 @@ class Beacon:
             values["groups"] = groups = self._probe.groups()
             done = self._probe.device()
             if done is not None:
-                values["device"] = {"count": done[0], "place": None if done[1] is None else place_fields(done[1])}
+                place = None if done.place is None else place_fields(done.place)
+                values["device"] = {
+                    "done": done.done,
+                    "number": done.number,
+                    "place": place,
+                    "launched": done.launched,
+                }
             if closely:
                 if self._seen != (self._count, groups):  # reading the recorder takes tens of milliseconds
                     self._seen, self._collectives = (self._count, groups), self._probe.collectives()

@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from moeframe.watch.view import Launched, RankView
 
@@ -22,6 +23,8 @@ _ALIKE = (
     "_reduce_scatter_base",
 )
 """Operations whose inputs have one size on all ranks."""
+_EP: Final = "ep"
+"""What the group of the dispatcher is called, after the axis of its mesh."""
 _PEER = re.compile(r"(?:->|<-)\s*(\d+)")
 
 
@@ -99,13 +102,40 @@ def waits(views: Sequence[RankView]) -> dict[int, dict[int, Launched]]:
         if view.state == "finished":
             continue
         absent: dict[int, Launched] = {}
-        for entry in view.pending or _presumed(view, known):
+        for entry in view.reached or _presumed(view, known):
             for other in _peers(entry, view):
                 if other in known and other != view.rank and not _has_come(known[other], entry):
                     absent[other] = entry
-        if absent or view.pending:
+        for other in _late(view, known):
+            absent[other] = _OWN_EXCHANGE
+        if absent or view.reached:
             found[view.rank] = absent
     return found
+
+
+_OWN_EXCHANGE: Final = Launched(
+    group="",
+    what="",
+    op="the dispatcher's own exchange",
+    sequence=0,
+    p2p=False,
+    sizes=(),
+    results=(),
+    dtypes=(),
+    over=False,
+)
+
+
+def _late(view: RankView, known: Mapping[int, RankView]) -> Iterator[int]:
+    """Yield the ranks that have not come as far as one that is in an exchange which torch does not know."""
+    if not view.in_dispatcher:
+        return
+    for rank in next((group.ranks for group in view.groups if group.what == _EP), ()):
+        other = known.get(rank)
+        if other is None or other.state == "finished" or other.in_dispatcher:
+            continue
+        if other.progress < view.progress:
+            yield rank
 
 
 def _presumed(view: RankView, known: Mapping[int, RankView]) -> Iterator[Launched]:
@@ -138,6 +168,9 @@ def _peers(entry: Launched, view: RankView) -> tuple[int, ...]:
 
 def _has_come(other: RankView, entry: Launched) -> bool:
     if entry.p2p:
-        return any(theirs.p2p and theirs.group == entry.group for theirs in other.pending)
+        return any(theirs.p2p and theirs.group == entry.group for theirs in other.reached)
+    same = (entry.group, entry.sequence, False)
+    if any(other.queued(theirs) and (theirs.group, theirs.sequence, theirs.p2p) == same for theirs in other.pending):
+        return False
     launched = other.launched(entry.group)
     return launched is not None and launched >= entry.sequence

@@ -46,6 +46,11 @@ ADVICE: Final[dict[StallKind, str]] = {
 _KILLED: Final = "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person."
 _ABORTED: Final = "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
 
+_KERNEL: Final = (
+    "CUDA_LAUNCH_BLOCKING=1 has the host wait for each kernel, so that the stack in stall/ shows which one it is; another "
+    "backend for that phase shows whether the job runs without it."
+)
+
 _NOT_STARTED: Final = (
     "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
     "the imports, and a node whose launcher did not start. watchdog.first_step_s is how long they may take."
@@ -84,9 +89,17 @@ def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0, go_
         direction=place.direction,
         since=datetime.fromtimestamp(first.since, tz=UTC).isoformat(timespec="seconds"),
         cause=cause,
-        advice=" ".join(filter(None, (*_of_deaths(guilty), go_on))) if kind == "rank_died" else ADVICE[kind],
+        advice=_advice(kind, guilty, go_on),
         table=tuple(view.row() for view in views),
     )
+
+
+def _advice(kind: StallKind, guilty: Sequence[RankView], go_on: str) -> str:
+    if kind == "rank_died":
+        return " ".join(filter(None, (*_of_deaths(guilty), go_on)))
+    if kind == "backend_stuck" and not guilty[0].exchanging:
+        return _KERNEL
+    return ADVICE[kind]
 
 
 _Found = tuple[StallKind, list[RankView], str]
@@ -135,7 +148,7 @@ def _died(views: Sequence[RankView]) -> _Found | None:
     first = min(view.alive_at for view in told or dead)
     guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
     how = "; ".join(f"rank {view.rank} {view.ended_by or 'died without a word'} {_where(view)}" for view in guilty)
-    peers = sorted({str(entry) for view in views if view not in dead for entry in view.pending})
+    peers = sorted({str(entry) for view in views if view not in dead for entry in view.reached})
     meanwhile = f"; the others were in {', '.join(peers)}" if peers else ""
     return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host}){meanwhile}"
 
@@ -211,10 +224,9 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
     finished = [view for view in ends if view.state == "finished"]
     if finished:
         return "data_ended", finished, f"{ranks_text([view.rank for view in finished])} has ended, and {there}"
-    inside = [view for view in ends if _in_backend(view)]
-    if inside:
-        cause = f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending in it; {there}"
-        return "backend_stuck", inside, cause
+    stuck = _in_backends(ends)
+    if stuck is not None:
+        return stuck[0], stuck[1], f"{stuck[2]}; {there}"
     cause = f"{_each(ends)} does not come; {there}"
     deaf = [view.rank for view in ends if view.deaf]
     if deaf:
@@ -224,10 +236,10 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
 
 def _all_there(guilty: list[RankView]) -> _Found:
     """Judge ranks that have all come to what they wait in."""
-    if all(view.fused and view.device is not None and _in_backend(view) for view in guilty):
+    if all(view.fused and view.device is not None and view.exchanging for view in guilty):
         # What is pending was launched behind a kernel of the dispatcher that does not end.
         return "backend_stuck", guilty, f"{_each(guilty)}: the dispatcher's kernel does not end on the device"
-    pending = guilty[0].pending[0]
+    pending = guilty[0].reached[0]
     return "collective_stuck", guilty, f"all ranks have come to {pending}, and it does not end ({_each(guilty)})"
 
 
@@ -246,15 +258,22 @@ def _cycle(waiting: dict[int, dict[int, Launched]], known: dict[int, RankView]) 
     return "collective_order", ring, f"the ranks wait for each other: {texts}"
 
 
-def _in_backend(view: RankView) -> bool:
-    return view.inside and view.place.phase in ("dispatch", "combine")
+def _in_backends(views: Sequence[RankView]) -> _Found | None:
+    """Judge by ranks that are in a call or a kernel which waits for no other rank, as far as is known."""
+    stuck = [view for view in views if view.in_kernel and not (view.fused and view.in_dispatcher)]
+    if stuck:
+        return "backend_stuck", stuck, f"{_each(stuck)}: the GPU does not finish it, and is in no collective of torch"
+    inside = [view for view in views if view.in_dispatcher]
+    if inside:
+        cause = f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending in it"
+        return "backend_stuck", inside, cause
+    return None
 
 
 def _silent(views: Sequence[RankView]) -> _Found:
     """Judge a job of which no rank waits in a collective."""
     there = [view for view in views if view.state != "finished"] or list(views)
-    inside = [view for view in there if _in_backend(view)]
-    if inside:
-        cause = f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending"
-        return "backend_stuck", inside, cause
+    stuck = _in_backends(there)
+    if stuck is not None:
+        return stuck
     return "all_idle", there, f"no rank moves, and none waits in a collective ({_each(there)})"

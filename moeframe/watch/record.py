@@ -44,7 +44,7 @@ _MAGIC: Final = b"moeframe-beacon\0"
 _HEADER: Final = struct.Struct("<16sII")  # magic, version, length of the JSON behind it
 _HEADER_SIZE: Final = 1024
 _PLACE: Final = struct.Struct("<iiiiBB")
-_MOMENT: Final = struct.Struct("<QdqdIBB")  # two places follow
+_MOMENT: Final = struct.Struct("<QdqdIQBB")  # two places follow
 _BODY_SIZE: Final = _MOMENT.size + 2 * _PLACE.size
 _CRC: Final = struct.Struct("<I")
 MOMENT_SIZE: Final = _BODY_SIZE + _CRC.size
@@ -74,8 +74,9 @@ class Moment:
     """Where a rank was when it last passed a span.
 
     `count` rises with every event. `at`: the host's monotonic clock, seconds. `stream`: of the device, 0 on a CPU.
-    `median_step_s`: of its last steps, 0 before the second. `steps`: begun since this process started. `place`: entered
-    or left; `finished`: the last one that was left (a backward phase is left where the next place is entered).
+    `median_step_s`: of its last steps, 0 before the second. `steps`: begun since this process started. `passed`:
+    beginnings and ends of phases since then, which ranks of one pipeline stage have alike. `place`: entered or left;
+    `finished`: the last one that was left (a backward phase is left where the next place is entered).
     """
 
     count: int
@@ -83,6 +84,7 @@ class Moment:
     stream: int
     median_step_s: float
     steps: int
+    passed: int
     place: Place
     finished: Place
     event: Event
@@ -161,13 +163,14 @@ def pack_moment(  # noqa: PLR0913, PLR0917  runs at every span: no object is mad
     stream: int,
     median_step_s: float,
     steps: int,
+    passed: int,
     event: Event,
     life: Life,
     place: bytes,
     finished: bytes,
 ) -> bytes:
     """Return the bytes of a `Moment`."""
-    numbers = _MOMENT.pack(count, at, stream, median_step_s, steps, _EVENT_NUMBER[event], _LIFE_NUMBER[life])
+    numbers = _MOMENT.pack(count, at, stream, median_step_s, steps, passed, _EVENT_NUMBER[event], _LIFE_NUMBER[life])
     body = numbers + place + finished
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -200,7 +203,7 @@ def read_moment(data: bytes) -> Moment | None:
     if not bodies:
         return None
     body = max(bodies, key=lambda body: _MOMENT.unpack_from(body)[0])
-    count, at, stream, median, steps, event, life = _MOMENT.unpack_from(body)
+    count, at, stream, median, steps, passed, event, life = _MOMENT.unpack_from(body)
     try:
         return Moment(
             count=count,
@@ -208,6 +211,7 @@ def read_moment(data: bytes) -> Moment | None:
             stream=stream,
             median_step_s=median,
             steps=steps,
+            passed=passed,
             place=_read_place(body, _MOMENT.size),
             finished=_read_place(body, _MOMENT.size + _PLACE.size),
             event=_EVENTS[event],

@@ -38,9 +38,10 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A collective or, with `p2p`, a message of one rank. `sequence` counts in the group from 1.
+    """A collective or, with `p2p`, a message of one rank. `sequence` counts in the group from 1; 0: torch knows it not.
 
-    `sizes` and `results` are shapes of inputs and outputs.
+    `sizes` and `results` are shapes of inputs and outputs. `created`: when the rank launched it, seconds since the
+    epoch; 0 where that is not known.
     """
 
     group: str
@@ -52,10 +53,13 @@ class Launched:
     results: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     over: bool
+    created: float = 0.0
 
     def __str__(self) -> str:
         """Return it in words."""
         shapes = ", ".join(f"{dtype} {list(size)}" for dtype, size in zip(self.dtypes, self.sizes, strict=False))
+        if not self.sequence:
+            return self.op
         number = "message" if self.p2p else "collective"
         return f"{self.op} {shapes}".rstrip() + f", {number} {self.sequence} of {self.what or 'group ' + self.group}"
 
@@ -66,8 +70,9 @@ class RankView:
 
     `still_s`: how long it has not moved. `collectives`: the last ones of every group, oldest first; None where the rank
     could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished; None when
-    it has finished all that was launched, and where the rank moved after it last looked. `deaf`: its pulse has stopped
-    although its process runs: no Python thread of it gets to run. `raised`: its own report.
+    it has finished all that was launched, and where the rank moved after it last looked. `device_number`: of the end of
+    that phase; `device_launched`: when all its work was launched. `deaf`: its pulse has stopped although its process
+    runs: no Python thread of it gets to run. `raised`: its own report.
     """
 
     rank: int
@@ -82,6 +87,8 @@ class RankView:
     groups: tuple[Group, ...] = ()
     collectives: tuple[Launched, ...] | None = None
     device: Place | None = None
+    device_number: int = 0
+    device_launched: float = 0.0
     alive_at: float = 0.0
     """Its last sign of life: an event or a pulse."""
     deaf: bool = False
@@ -102,9 +109,38 @@ class RankView:
         return self.device is not None or self.moment.event == "entered"
 
     @property
+    def progress(self) -> int:
+        """How many beginnings and ends of phases it has passed: its GPU, if that is behind."""
+        return self.moment.passed if self.device is None else self.device_number
+
+    @property
     def pending(self) -> tuple[Launched, ...]:
         """Collectives and messages that it has launched and that are not over."""
         return tuple(entry for entry in self.collectives or () if not entry.over)
+
+    def queued(self, entry: Launched) -> bool:
+        """Whether a collective waits on the GPU for a phase before it: it was launched after all work of that one."""
+        return self.device is not None and not entry.over and entry.created > self.device_launched
+
+    @property
+    def reached(self) -> tuple[Launched, ...]:
+        """What is pending and not queued: what the rank waits in."""
+        return tuple(entry for entry in self.pending if not self.queued(entry))
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether its GPU is in a phase that does not end, and in no collective that torch knows."""
+        return self.device is not None and self.collectives is not None and not self.reached
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether it is in the middle of a phase in which the dispatcher communicates."""
+        return self.inside and self.place.phase in ("dispatch", "combine")
+
+    @property
+    def in_dispatcher(self) -> bool:
+        """Whether it is in the dispatcher, and in no collective that torch knows."""
+        return self.exchanging and not self.reached
 
     def launched(self, group: str) -> int | None:
         """Return how many collectives it has launched in a group; None if it does not know the group."""
@@ -123,7 +159,7 @@ class RankView:
             device=self.device,
             still_s=round(self.still_s, 1),
             since=datetime.fromtimestamp(self.since, tz=UTC).isoformat(timespec="seconds"),
-            waits_in="; ".join(map(str, self.pending)),
+            waits_in="; ".join(map(str, self.reached)),
         )
 
 
@@ -157,6 +193,7 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
     since = _wall(header, moment.at)
     states: dict[str, RankState] = {"finished": "finished", "failed": "failed"}
     collectives = pulse.get("collectives")
+    device: dict[str, Any] = pulse["device"] if "device" in pulse and pulse["at"] >= moment.at else {"place": None}
     return RankView(
         rank=header["rank"],
         world_size=header["world_size"],
@@ -169,7 +206,9 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
         still_s=max(0.0, now - since),
         groups=tuple(_group(values) for values in pulse.get("groups", ())),
         collectives=None if collectives is None else tuple(_launched(values) for values in collectives),
-        device=_device(pulse) if pulse and pulse["at"] >= moment.at else None,
+        device=_device(device["place"]),
+        device_number=device.get("number", 0),
+        device_launched=device.get("launched", 0.0),
         alive_at=max(since, _wall(header, pulse["at"])) if pulse else since,
         deaf=bool(pulse) and now - _wall(header, pulse["at"]) > _DEAF_S,
         fused=bool(pulse.get("fused")),
@@ -198,8 +237,7 @@ def _wall(header: Mapping[str, Any], monotonic: float) -> float:
     return wall
 
 
-def _device(pulse: Mapping[str, Any]) -> Place | None:
-    values: Sequence[Any] | None = pulse.get("device", {}).get("place")
+def _device(values: Sequence[Any] | None) -> Place | None:
     if values is None:
         return None
     step, micro_batch, stage, layer, phase, direction = values
@@ -222,4 +260,5 @@ def _launched(values: Mapping[str, Any]) -> Launched:
         results=tuple(tuple(size) for size in values["output_sizes"] or ()),
         dtypes=tuple(values["input_dtypes"] or ()),
         over=values["over"],
+        created=values["created"],
     )

@@ -99,6 +99,7 @@ def a_rank_behind() -> list[dict]:
         {
             "launched": {group.what: group.launched for group in view.groups},
             "pending": [str(one) for one in view.pending],
+            "ages": [time.time() - one.created for one in view.collectives or ()],
         }
         for view in views
     ]
@@ -109,3 +110,4 @@ def test_launched_and_pending_collectives_are_known_without_the_ledger(ranks) ->
         assert (first["launched"]["other"], second["launched"]["other"]) == (3, 2)
         assert first["pending"] == ["all_reduce Float [5], collective 3 of other"]
         assert second["pending"] == []
+        assert all(0 <= age < 60 for age in (*first["ages"], *second["ages"]))

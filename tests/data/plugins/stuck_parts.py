@@ -2,7 +2,7 @@
 
 `plan`: ``fault@step,fault@step``, in layer `layer` of `rank`, -1: its first one; ``slow@0``: in every layer of every
 step. `seconds`: how long those last that end by themselves; 0: for ever. `once`: a folder in which each fault leaves a
-file, so that it does not strike again after a restart.
+file, so that it does not strike again after a restart. `fused`: says that it communicates by kernels of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moeframe.protocols.data import Dataset, DatasetContext, DatasetTraits, Toke
 from moeframe.protocols.dispatcher import Dispatched, DispatcherContext, DispatcherTraits, Layout
 from moeframe.protocols.stall import Stall
 
-IN_LAYOUT = ("loop", "idle")
+IN_LAYOUT = ("loop", "idle", "hot")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class StuckOptions:
     layer: int = 2
     seconds: float = 0.0
     once: str = ""
+    fused: bool = False
 
 
 class _NaNGradient(torch.autograd.Function):
@@ -91,7 +92,19 @@ class StuckDispatcher(AllToAllDispatcher):
                     pass
             elif fault == "idle":  # the seed of it all: every rank waits for an event that nobody sets
                 threading.Event().wait(self._options.seconds or None)
+            elif fault == "hot":
+                expert_ids_TK = self._all_to_the_rank(expert_ids_TK)
         return super().layout(expert_ids_TK)
+
+    def _all_to_the_rank(self, expert_ids_TK: torch.Tensor) -> torch.Tensor:
+        """Return a choice of experts of `rank` alone; that rank gets no more memory than it has."""
+        if self._mine:
+            torch.cuda.empty_cache()
+            device = self._context.device
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + 2**20) / total, device)
+        first = self._options.rank * self._context.num_experts // self._context.ep_size
+        return torch.arange(first, first + expert_ids_TK.shape[1], device=expert_ids_TK.device).expand_as(expert_ids_TK)
 
     def dispatch(self, x_TD: torch.Tensor, gates_TK: torch.Tensor, layout: Layout) -> Dispatched:
         fault = "" if self._plan.get(trace.current().step) in IN_LAYOUT else self._fault()
@@ -117,9 +130,6 @@ class StuckDispatcher(AllToAllDispatcher):
             time.sleep(seconds or 1e6)
         elif fault == "spin":  # a kernel that does not return: the ranks would wait for each other inside of it
             torch.cuda._sleep(10**13)
-        elif fault == "oom" and mine:  # what a hot expert does to the rank that holds it
-            torch.cuda.set_per_process_memory_fraction(0.004)
-            self._kept = [torch.empty(2**24, device="cuda") for _ in range(1000)]
         elif fault == "kernel":  # the ranks wait for each other outside of torch
             threading.Event().wait(seconds)
         elif fault == "order":
@@ -168,7 +178,7 @@ class Uneven(Dataset):
 
 def _traits(options: StuckOptions, precision: object) -> DispatcherTraits:
     return DispatcherTraits(
-        fused=False,
+        fused=options.fused,
         host_syncs_per_layer=1,
         keeps_dispatch_input=False,
         keeps_expert_input=False,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from moeframe.debug.probes import DeviceProgress, TorchProbe
 from moeframe.trace import Place
+from moeframe.watch.beacon import DeviceState
 
 
 class Event:
@@ -34,13 +37,17 @@ def test_what_was_launched_is_not_yet_finished() -> None:
 
     progress = DeviceProgress(new, lambda: 7, lambda: "stream")
     places = [Place(step=1, layer=1, phase=phase) for phase in ("attend", "dispatch", "experts")]
+    before = time.time()
     for count, place in enumerate(places, 1):
         assert progress.passed(count, place) == 7
-    assert progress.running() == (0, places[0])
+    found = progress.running()
+    assert (found.done, found.number, found.place) == (0, 1, places[0])
+    assert before <= found.launched <= time.time()
     events[0].reached = True
-    assert progress.running() == (1, places[1])
+    found = progress.running()
+    assert (found.done, found.number, found.place) == (1, 2, places[1])
     events[1].reached = events[2].reached = True
-    assert progress.running() == (3, None)
+    assert progress.running() == DeviceState(done=3)
 
 
 def test_events_are_used_again_once_the_device_has_passed_them() -> None:
@@ -56,7 +63,7 @@ def test_events_are_used_again_once_the_device_has_passed_them() -> None:
     for count in range(100):
         progress.passed(count, Place())
         if count % 10 == 9:
-            assert progress.running() == (count, None)
+            assert progress.running() == DeviceState(done=count)
     assert len(made) == 10
 
 
@@ -66,7 +73,8 @@ def test_of_two_streams_the_oldest_work_counts() -> None:
     first, second = Place(step=1, layer=1, phase="dispatch"), Place(step=1, layer=1, phase="experts")
     progress.passed(1, first)
     progress.passed(2, second)
-    assert progress.running() == (0, first)
+    found = progress.running()
+    assert (found.done, found.number, found.place) == (0, 1, first)
 
 
 def test_a_cpu_has_nothing_to_confirm_and_one_process_no_groups() -> None:

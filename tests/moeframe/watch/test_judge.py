@@ -16,13 +16,14 @@ WORLD = Group(name="0", what="default_pg", ranks=(0, 1, 2, 3), launched=10)
 AT = Place(step=5, micro_batch=0, layer=3, phase="dispatch")
 
 
-def moment(place: Place = AT, event: str = "entered", life: str = "running") -> Moment:
+def moment(place: Place = AT, event: str = "entered", life: str = "running", passed: int = 90) -> Moment:
     return Moment(
         count=100,
         at=50.0,
         stream=0,
         median_step_s=1.0,
         steps=5,
+        passed=passed,
         place=place,
         finished=Place(step=5, layer=3, phase="attend"),
         event=event,
@@ -233,6 +234,58 @@ def test_collectives_behind_a_stuck_kernel_of_a_fused_dispatcher_are_not_the_cau
     stall = verdict(*behind)
     assert (stall.kind, stall.phase) == ("backend_stuck", "dispatch")
     assert verdict(*[replace(view, fused=False) for view in behind]).kind == "collective_stuck"
+
+
+def on_device(number: int, phase: str, *collectives: Launched, **more) -> RankView:
+    """Return a rank whose host is ahead of its GPU, which was given all of `phase` at 100 s and does not finish it."""
+    values = {"device_number": 80, "device_launched": 100.0, **more}
+    return rank(number, *collectives, device=replace(AT, phase=phase), **values)
+
+
+def test_a_kernel_that_does_not_end_is_told_from_the_collectives_queued_behind_it() -> None:
+    stuck = on_device(1, "experts", entry(11, created=101.0), launched=11)
+    others = [on_device(number, "combine", entry(11, created=99.0), launched=11) for number in (0, 2, 3)]
+    stall = verdict(stuck, *others)
+    assert (stall.kind, stall.ranks, stall.layer, stall.phase) == ("backend_stuck", (1,), 3, "experts")
+    assert "the GPU does not finish it" in stall.cause
+    assert "ranks 0, 2, 3 wait in all_reduce Float [4], collective 11" in stall.cause
+    assert [row.waits_in != "" for row in stall.table] == [False, True, True, True]
+    in_it = on_device(1, "experts", entry(11, created=99.0), launched=11)
+    assert verdict(in_it, *others).kind == "collective_stuck"
+
+
+def test_a_kernel_that_does_not_end_is_named_where_no_rank_waits_for_another() -> None:
+    stall = verdict(on_device(0, "attend"), world_size=1)
+    assert (stall.kind, stall.ranks, stall.phase) == ("backend_stuck", (0,), "attend")
+    assert "CUDA_LAUNCH_BLOCKING" in stall.advice
+
+
+def in_exchange(number: int, **more) -> RankView:
+    """Return a rank in an exchange of a fused dispatcher."""
+    view = rank(number, fused=True, **{"moment": moment(passed=84), **more})
+    return replace(view, groups=(*view.groups, Group(name="1", what="ep", ranks=(0, 1), launched=0)))
+
+
+def test_who_does_not_come_to_an_exchange_that_torch_does_not_know_is_named() -> None:
+    late = in_exchange(1, moment=moment(replace(AT, phase="attend"), passed=82))
+    stall = verdict(in_exchange(0), late, world_size=2)
+    assert (stall.kind, stall.ranks, stall.phase) == ("rank_absent", (1,), "attend")
+    assert "rank 0 waits in the dispatcher's own exchange" in stall.cause
+    in_kernel = replace(late, device=replace(AT, phase="experts", layer=2), device_number=70)
+    stall = verdict(in_exchange(0), in_kernel, world_size=2)
+    assert (stall.kind, stall.ranks, stall.layer, stall.phase) == ("backend_stuck", (1,), 2, "experts")
+    both = verdict(in_exchange(0), in_exchange(1), world_size=2)
+    assert (both.kind, both.ranks, both.phase) == ("backend_stuck", (0, 1), "dispatch")
+    ahead = in_exchange(1, moment=moment(replace(AT, phase="experts"), passed=86))
+    assert verdict(in_exchange(0), ahead, world_size=2).ranks == (0,)
+
+
+def test_a_rank_that_is_late_since_it_waits_itself_is_not_the_cause() -> None:
+    waits = replace(in_exchange(1, moment=moment(replace(AT, phase="data"), passed=70)), collectives=(entry(11),))
+    waits = replace(waits, groups=(replace(WORLD, launched=11), *waits.groups[1:]))
+    late = rank(2, moment=moment(Place(step=5, phase="data"), passed=70))
+    stall = verdict(in_exchange(0, launched=11), waits, late, rank(3, launched=11, state="finished"))
+    assert (stall.kind, stall.ranks, stall.phase) == ("rank_absent", (2,), "data")
 
 
 def test_ranks_that_wait_for_nothing_that_torch_knows_are_idle() -> None:

@@ -19,6 +19,8 @@ ROOT: Final = Path(__file__).parent
 PINNED: Final = ("-c", "constraints.txt")
 CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "docs", "noxfile.py")
 PYTEST: Final = ("python", "-m", "pytest")
+SIDE_BY_SIDE: Final = ("-n", "2", "--dist", "loadfile")
+"""Two processes share the files: while one waits for its ranks, the other computes. Each has its own pool of ranks."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 LOWEST_TORCH: Final = "MOEFRAME_MINIMUMS_TORCH"
 GPU_EXTRAS: Final = ("deepep", "megatron-fsdp", "te")
@@ -29,7 +31,7 @@ GPU_EXTRAS: Final = ("deepep", "megatron-fsdp", "te")
 def tests(session: nox.Session) -> None:
     """Run the tests on the CPU, all but those of `docs`; arguments go to pytest."""
     session.install(*PINNED, "-e", ".[test]", "-e", "./compat")
-    session.run(*PYTEST, *(session.posargs or ("--ignore=tests/docs",)), env=ONE_THREAD)
+    session.run(*PYTEST, *(session.posargs or (*SIDE_BY_SIDE, "--ignore=tests/docs")), env=ONE_THREAD)
 
 
 @nox.session(default=False)
@@ -50,7 +52,7 @@ def matrix(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Run every command and read every snippet of README.md and docs/; arguments go to pytest."""
     session.install(*PINNED, "-e", ".[test]", "-e", "./compat")
-    session.run(*PYTEST, *(session.posargs or ("tests/docs",)), env=ONE_THREAD)
+    session.run(*PYTEST, *(session.posargs or (*SIDE_BY_SIDE, "tests/docs")), env=ONE_THREAD)
 
 
 @nox.session

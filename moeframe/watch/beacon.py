@@ -283,6 +283,8 @@ class Beacon:
 def lit(run_dir: Path, rank: int, header: Mapping[str, Any]) -> Iterator[Beacon]:
     """Keep a beacon of this rank inside the block, with its pulse, and let it answer who asks for stacks.
 
+    A crash in native code leaves its stacks in the same file.
+
     Raises:
         JobFailedError: there is no room for it on the disk.
     """
@@ -307,6 +309,8 @@ def lit(run_dir: Path, rank: int, header: Mapping[str, Any]) -> Iterator[Beacon]
 
     thread = threading.Thread(target=pulse, name="moeframe-beacon", daemon=True)
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+    before = faulthandler.is_enabled()
+    faulthandler.enable(file=stacks, all_threads=True)  # where a crash in native code was
     thread.start()
     failed = True
     try:
@@ -318,6 +322,7 @@ def lit(run_dir: Path, rank: int, header: Mapping[str, Any]) -> Iterator[Beacon]
         thread.join()
         beacon.end(failed=failed)
         faulthandler.unregister(STACK_SIGNAL)
+        faulthandler.enable() if before else faulthandler.disable()
         stacks.close()
 
 

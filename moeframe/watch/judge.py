@@ -47,7 +47,7 @@ _KILLED: Final = "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a
 _ABORTED: Final = "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
 
 _KERNEL: Final = (
-    "CUDA_LAUNCH_BLOCKING=1 has the host wait for each kernel, so that the stack in stall/ shows which one it is; another "
+    "CUDA_LAUNCH_BLOCKING=1 has the host wait for each kernel, so that the stack in stall/ shows which it is; another "
     "backend for that phase shows whether the job runs without it."
 )
 
@@ -147,17 +147,39 @@ def _died(views: Sequence[RankView]) -> _Found | None:
     told = [view for view in dead if view.ended_by]
     first = min(view.alive_at for view in told or dead)
     guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
-    how = "; ".join(f"rank {view.rank} {view.ended_by or 'died without a word'} {_where(view)}" for view in guilty)
+    if (aborted := _aborted(guilty, views)) is not None:
+        return aborted
+    how = "; ".join(f"rank {view.rank} {_ended(view)} {_where(view)}" for view in guilty)
+    lines = "".join(f"; it was in {view.crash.where}" for view in guilty[:1] if view.crash and view.crash.where)
     peers = sorted({str(entry) for view in views if view not in dead for entry in view.reached})
     meanwhile = f"; the others were in {', '.join(peers)}" if peers else ""
-    return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host}){meanwhile}"
+    return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host}){lines}{meanwhile}"
+
+
+def _ended(view: RankView) -> str:
+    crashed = "" if view.crash is None else f"crashed ({view.crash.signal})"
+    return view.ended_by or crashed or "died without a word"
+
+
+def _aborted(dead: Sequence[RankView], views: Sequence[RankView]) -> _Found | None:
+    """Judge a death inside of a collective of gloo, which ends a process that is sent more than it expects."""
+    guilty = [view for view in dead if view.crash and view.crash.signal == "SIGABRT" and view.crash.collective]
+    if not guilty:
+        return None
+    how = "; ".join(f"rank {view.rank} {_where(view)} in {view.crash.collective}" for view in guilty if view.crash)
+    last = {view.rank: max(view.collectives, key=lambda entry: entry.created) for view in views if view.collectives}
+    others = "; ".join(
+        f"rank {view.rank}: {last[view.rank]}" for view in views if view.rank in last and view not in dead
+    )
+    gave = f". Others gave {others}" if others else ""
+    return "collective_arguments", guilty, f"a peer sent more than expected, and gloo ended (SIGABRT) {how}{gave}"
 
 
 def _of_deaths(dead: Sequence[RankView]) -> list[str]:
     """Return what to do about ranks that died, by how they did; where nobody saw it, both may be."""
-    unseen = any(not view.ended_by for view in dead)
+    unseen = any(not view.ended_by and view.crash is None for view in dead)
     of_signals = {"SIGKILL": _KILLED, "SIGABRT": _ABORTED}
-    found = [advice for name, advice in of_signals.items() if unseen or any(name in view.ended_by for view in dead)]
+    found = [advice for name, advice in of_signals.items() if unseen or any(name in _ended(view) for view in dead)]
     return found or [ADVICE["rank_died"]]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from moeframe.protocols.stall import RankState, Stall
-from moeframe.watch.beacon import beacon_file
+from moeframe.watch.beacon import beacon_file, stack_file
+from moeframe.watch.crash import read_crash
 from moeframe.watch.judge import judge
 from moeframe.watch.processes import end, health
 from moeframe.watch.record import BeaconError
@@ -274,6 +275,7 @@ def known_views(
                 state=_state(view, asked),
                 raised=reports.get(view.rank),
                 ended_by=ended_by.get(view.rank, ""),
+                crash=read_crash(stack_file(run_dir, view.rank)),
             )
         )
     return found

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from moeframe.protocols.stall import Stall
 from moeframe.watch.beacon import STACK_SIGNAL, beacon_file, flight_file, request_file, stack_file
+from moeframe.watch.crash import crash_text
 from moeframe.watch.processes import health, py_spy, signal_to
 from moeframe.watch.ras import ask_ras
 from moeframe.watch.table import report_lines
@@ -130,6 +131,9 @@ class StallDirectory:
 
     def _stack(self, view: RankView, state: str, before: int) -> str:
         if state != "alive":
+            crashed = crash_text(stack_file(self.run_dir, view.rank))
+            if crashed:
+                return crashed
             return f"rank {view.rank} (process {view.pid}) is {state}: it has no stack to show\n"
         try:
             with stack_file(self.run_dir, view.rank).open("rb") as file:

@@ -10,6 +10,7 @@ from typing import Any
 
 from moeframe.protocols.stall import RankState, StalledRank
 from moeframe.trace import Place
+from moeframe.watch.crash import Crash
 from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
 
 __all__ = ["Group", "Launched", "Raised", "RankView", "read_view", "read_views"]
@@ -95,6 +96,8 @@ class RankView:
     raised: Raised | None = None
     ended_by: str = ""
     """How its process ended, in words, where that is known."""
+    crash: Crash | None = None
+    """Where it was when it crashed in native code."""
     fused: bool = False
     """Whether its dispatcher communicates by kernels of its own."""
 

@@ -83,13 +83,19 @@ def test_under_report_each_stall_is_told_once_and_the_job_goes_on_to_its_end(moe
             marks=pytest.mark.sweep,
         ),
         pytest.param(
+            ("dispatcher.options.plan=splits@3", "dispatcher.options.rank=0"),
+            "collective_arguments",
+            ([0], 3, 2, "dispatch"),
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
             ("data.name=uneven", "data.options.ends_after=4"),
             "data_ended",
             ([1], 3, -1, "data"),
             marks=pytest.mark.sweep,
         ),
     ],
-    ids=["order", "shape", "data"],
+    ids=["order", "shape", "splits", "data"],
 )
 def test_a_stall_ends_the_job_with_its_verdict(
     moeframe: Runner, given: tuple[str, ...], kind: str, where: tuple[Any, ...]

@@ -7,6 +7,7 @@ file, so that it does not strike again after a restart. `fused`: says that it co
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -138,6 +139,15 @@ class StuckDispatcher(AllToAllDispatcher):
             dist.all_reduce(self._ones(4), group=second)
         elif fault == "shape":
             dist.all_reduce(self._ones(3 if mine else 2))  # gloo lets the shorter one go
+        elif fault == "splits":  # the peer of `rank` sends one row more than it expects
+            peers = dist.get_world_size()
+            sent = [1000] * peers
+            expected = [1000] * peers
+            if mine:
+                expected[self._rank - 1] -= 1
+            dist.all_to_all_single(self._ones(sum(expected)), self._ones(sum(sent)), expected, sent)
+        elif fault == "segfault" and mine:
+            ctypes.string_at(0)
         elif fault == "dtype":
             dist.all_reduce(self._ones(2) if mine else self._ones(1).double())
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moeframe.trace import Place
+from moeframe.watch.crash import Crash
 from moeframe.watch.judge import judge
 from moeframe.watch.record import Moment
 from moeframe.watch.table import report_lines
@@ -88,6 +89,23 @@ def test_what_to_do_about_a_death_depends_on_how_it_came_and_on_what_is_saved() 
     assert all(word in advice("") for word in ("SIGKILL", "SIGABRT"))
     assert all(text.endswith(" Go on.") for text in (killed, aborted))
     assert "resume" not in advice("was killed by SIGKILL", "")
+
+
+def test_a_rank_that_gloo_ends_is_sent_more_than_it_expects() -> None:
+    crash = Crash(
+        signal="SIGABRT", where="", collective="all_to_all_single, called by dispatch (/a/alltoall.py, line 90)"
+    )
+    others = [rank(number, entry(12, created=2.0), entry(11, created=1.0)) for number in (0, 2, 3)]
+    stall = verdict(others[0], rank(1, state="dead", crash=crash), *others[1:])
+    assert (stall.kind, stall.ranks, stall.phase) == ("collective_arguments", (1,), "dispatch")
+    assert "all_to_all_single, called by dispatch (/a/alltoall.py, line 90)" in stall.cause
+    assert "rank 2: all_reduce Float [4], collective 12" in stall.cause
+    elsewhere = Crash(signal="SIGSEGV", where="string_at (ctypes.py, line 5)", collective="")
+    stall = verdict(*others, rank(1, state="dead", crash=elsewhere))
+    assert stall.kind == "rank_died"
+    assert "rank 1 crashed (SIGSEGV) at step 5" in stall.cause
+    assert "it was in string_at (ctypes.py, line 5)" in stall.cause
+    assert "SIGKILL" not in stall.advice
 
 
 def test_of_many_dead_ranks_the_first_to_fall_silent_are_named() -> None:

@@ -52,7 +52,7 @@ def matrix(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Run every command and read every snippet of README.md and docs/; arguments go to pytest."""
     session.install(*PINNED, "-e", ".[test]", "-e", "./compat")
-    session.run(*PYTEST, *(session.posargs or (*SIDE_BY_SIDE, "tests/docs")), env=ONE_THREAD)
+    session.run(*PYTEST, *(session.posargs or ("-n", "2", "tests/docs")), env=ONE_THREAD)
 
 
 @nox.session

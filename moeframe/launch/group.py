@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from moeframe.errors import TopologyError, UserInputError
+from moeframe.errors import JobFailedError, TopologyError, UserInputError
 from moeframe.launch.environment import RENDEZVOUS, World, detect
 
-__all__ = ["choose_device", "joined", "this_process"]
+__all__ = ["TIMEOUT", "choose_device", "joined", "this_process"]
 
 TIMEOUT = timedelta(minutes=10)
 """How long a collective may wait for its peers."""
@@ -66,11 +67,19 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
 
 
 @contextmanager
-def joined(world: World, device: torch.device) -> Iterator[None]:
+def joined(world: World, device: torch.device, *, start_s: float = TIMEOUT.total_seconds()) -> Iterator[None]:
     """Hold the default process group open: NCCL on GPUs, gloo on CPU. One process without a launcher needs none.
 
     After an error on a GPU it stays open until the process ends, which then is soon: closing it would wait for
     collectives of ranks that wait for this one.
+
+    Args:
+        world: this process among all.
+        device: of this rank.
+        start_s: how long the ranks of a job may take until the last one has started.
+
+    Raises:
+        JobFailedError: some have not by then; names them.
     """
     if world.launcher == "none" or dist.is_initialized():
         yield
@@ -78,13 +87,10 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if world.launcher == "slurm":
         os.environ.setdefault("MASTER_PORT", "29500")
         os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
-    url = os.environ.get(RENDEZVOUS, "env://")
-    store, _, _ = next(rendezvous(url, world.rank, world.world_size, timeout=TIMEOUT))
-    # torchrun may keep its store over a restart: addresses of the attempt before must not be found there.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = _meeting(world, start_s)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(f"moeframe/attempt-{attempt}", store),
+        store=store,
         rank=world.rank,
         world_size=world.world_size,
         timeout=TIMEOUT,
@@ -97,3 +103,30 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
             dist.destroy_process_group()  # which wakes the ranks that wait for this one
         raise
     dist.destroy_process_group()
+
+
+def _meeting(world: World, start_s: float) -> PrefixStore:
+    """Return the store of the job once every rank has come to it."""
+    limit = timedelta(seconds=start_s)
+    url = os.environ.get(RENDEZVOUS, "env://")
+    words = f"within {start_s:g} s. Their processes are stopped, or still import, or a node's launcher did not start"
+    try:
+        shared, _, _ = next(rendezvous(url, world.rank, world.world_size, timeout=limit))
+    except dist.DistStoreError as error:
+        raise JobFailedError(f"not all {world.world_size} ranks have started {words} ({error}).") from error
+    # torchrun may keep its store over a restart: addresses of the attempt before must not be found there.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"moeframe/attempt-{attempt}", shared)
+    keys = [f"started/{rank}" for rank in range(world.world_size)]
+    store.set(keys[world.rank], socket.gethostname())
+    try:
+        store.wait(keys, limit)
+    except RuntimeError as error:  # of which DistStoreError is one
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        if missing:  # else the last one has come just now
+            named = ", ".join(map(str, missing))
+            raise JobFailedError(
+                f"rank_absent: of {world.world_size} ranks, {named} have not started {words} (rank {world.rank} waits)."
+            ) from error
+    store.set_timeout(TIMEOUT)
+    return store

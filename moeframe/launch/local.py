@@ -76,6 +76,7 @@ def run_local(
     log_dir: Path,
     *,
     grace_s: float = GRACE_S,
+    started: Callable[[Sequence[int]], None] = lambda _: None,
     watch: Callable[[], bool] = lambda: False,
     watch_every_s: float = 1.0,
 ) -> Outcome:
@@ -89,6 +90,7 @@ def run_local(
         world_size: number of processes.
         log_dir: existing directory.
         grace_s: seconds between the first failure and SIGKILL for the rest.
+        started: called once with the pids of all ranks.
         watch: called every `watch_every_s` seconds; True kills every process, stopped ones too.
         watch_every_s: at least so many seconds between two calls.
 
@@ -127,6 +129,7 @@ def run_local(
                     preexec_fn=die_with_parent,  # noqa: PLW1509
                 )
             )
+        started([process.pid for process in processes])
         first_failed = _wait_for_all(processes, grace_s, watch, watch_every_s)
         codes = tuple(process.wait() for process in processes)
     return Outcome(codes=codes, first_failed=first_failed, received=received)

@@ -20,7 +20,7 @@ from moeframe.watch.judge import judge, ranks_text
 from moeframe.watch.monitor import Limits, known_views
 from moeframe.watch.stall import StallDirectory, read_json
 from moeframe.watch.table import report_lines, table_lines
-from moeframe.watch.view import RankView, read_views
+from moeframe.watch.view import Raised, RankView, interrupted, read_views
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -61,13 +61,16 @@ def diagnose(path: Path) -> Diagnosis:
         )
     views, problems = read_views(path, now=time.time())
     recorded = _recorded(path, problems)
+    raised = raised_in(run_dir.log_dir, problems)
+    known = [_with_signs(view) for view in known_views(path, raised, {})]
+    interrupted = None if recorded is not None else _interrupted(run_dir, known, raised)
+    if interrupted is not None:
+        return _diagnosis("finished", known, None, [interrupted], problems)
     if not views and recorded is None:
         why = "; ".join(problems) or "no rank has started, or the run was made by moeframe 0.1"
         raise UserInputError(f"{path} holds no beacon that can be read: {why}.")
     limits, trouble = _limits(run_dir)
     problems += trouble
-    raised = raised_in(run_dir.log_dir, problems)
-    known = [_with_signs(view) for view in known_views(path, raised, {})]
     if recorded is not None:
         return _diagnosis("wrong", known, recorded, _recorded_lines(path, recorded, problems), problems)
     world_size = max(view.world_size for view in known)
@@ -92,14 +95,31 @@ def _ended(run_dir: RunDirectory) -> str:
         total = f" of {load_recipe(run_dir.recipe_file).recipe.train.steps}"
     except MoeframeError:  # a note tells
         total = ""
-    names = {number.value: number.name for number in signal.Signals}
-    way_on = (
-        f"go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
-        if complete_steps(run_dir.checkpoints)
-        else "no checkpoint is whole: start anew"
-    )
-    name = names.get(stopped_by, f"signal {stopped_by}")
-    return f"stopped by {name} after {summary.get('steps_done')}{total} steps; {way_on}"
+    return f"stopped by {_signal(stopped_by)} after {summary.get('steps_done')}{total} steps; {_way_on(run_dir)}"
+
+
+def _interrupted(run_dir: RunDirectory, views: Sequence[RankView], raised: Sequence[Raised]) -> str | None:
+    """Return how a run ended that a signal from outside ended before a step boundary; None if none did."""
+    ended = read_json(run_dir.ended_file)
+    number = ended.get("stopped_by") if isinstance(ended, dict) else None
+    if number is None and interrupted(raised):
+        number = signal.SIGINT.value
+    if number is None or any(view.state in ("running", "stopped") for view in views):
+        return None
+    step = max((view.moment.place.step for view in views), default=-1)
+    where = f"in step {step}" if step >= 0 else "before the first step"
+    return f"ended by {_signal(number)} {where}; {_way_on(run_dir)}"
+
+
+def _signal(number: int) -> str:
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
+def _way_on(run_dir: RunDirectory) -> str:
+    if complete_steps(run_dir.checkpoints):
+        return f"go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
+    return "no checkpoint is whole: start anew"
 
 
 def _diagnosis(

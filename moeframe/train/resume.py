@@ -90,8 +90,8 @@ def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
             if not (half / COMPLETE).is_file():
                 shutil.rmtree(half)
         run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
-        beacons = (run_dir.path / "beacons").glob("*")
-        for stale in [run_dir.path / "summary.json", *run_dir.log_dir.glob("failure-rank-*"), *beacons]:
+        words = [run_dir.path / "summary.json", run_dir.ended_file, *run_dir.log_dir.glob("failure-rank-*")]
+        for stale in [*words, *(run_dir.path / "beacons").glob("*")]:
             stale.unlink(missing_ok=True)
         StallDirectory(run_dir=run_dir.path).put_away()
     except OSError as error:

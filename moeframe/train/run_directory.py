@@ -79,6 +79,11 @@ class RunDirectory:
         return self.path / "curves.png"
 
     @property
+    def ended_file(self) -> Path:
+        """Which signal ended the run before a step boundary; only then it is there."""
+        return self.path / "ended.json"
+
+    @property
     def log_dir(self) -> Path:
         """Logs by rank."""
         return self.path / "log"

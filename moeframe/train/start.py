@@ -6,9 +6,11 @@ Importable without torch: when local processes do the work, the launching proces
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from moeframe.config.compose import Composition
@@ -24,7 +26,8 @@ from moeframe.train.progress import duration, left_out
 from moeframe.train.resume import Opened, locked, open_run, prepare
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import complete_steps
-from moeframe.train.watchdog import monitor
+from moeframe.train.watchdog import monitor, start_beside
+from moeframe.watch.processes import Process, start_ticks
 from moeframe.watch.stall import StallDirectory, read_json
 
 __all__ = ["start"]
@@ -81,7 +84,10 @@ def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plug
             _tell_unwritten(run_dir, error)
             return True
 
-    outcome = run_local(command, number, run_dir.log_dir, watch=look, watch_every_s=watch.every_s)
+    def started(pids: Sequence[int]) -> None:
+        watch.know({rank: (pid, start_ticks(pid)) for rank, pid in enumerate(pids)})
+
+    outcome = run_local(command, number, run_dir.log_dir, started=started, watch=look, watch_every_s=watch.every_s)
     first = outcome.first_failed
     refused = any(failure.exit_code == UserInputError.exit_code for failure in read_failures(run_dir.log_dir))
     try:
@@ -137,6 +143,8 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
         print(f"{failures[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)
         return failures[0].exit_code
     if outcome.received:
+        with suppress(OSError):  # a full disk; the terminal is told
+            run_dir.write_json(run_dir.ended_file.name, {"stopped_by": outcome.received})
         name = signal.Signals(outcome.received).name
         steps = complete_steps(run_dir.checkpoints)
         saved = (
@@ -199,17 +207,21 @@ def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | No
     """Work as one rank of a job that a launcher started; rank 0 finds and holds the run directory."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from moeframe.launch.group import choose_device, joined
+    from moeframe.launch.group import TIMEOUT, choose_device, joined
     from moeframe.train.worker import work
 
     def rank() -> int:
         die_with_parent()
-        with joined(world, choose_device(recipe.launch.device, world)):
+        start_s = recipe.watchdog.first_step_s if recipe.watchdog.enabled else TIMEOUT.total_seconds()
+        with joined(world, choose_device(recipe.launch.device, world), start_s=start_s):
+            processes = _processes(world)
             opened = _on_rank_0(world, lambda: open_run(recipe, resume, world))
             held = locked(opened.run_dir)
             _on_rank_0(world, held.__enter__)
             try:
                 _on_rank_0(world, lambda: prepare(opened.run_dir, recipe))
+                if recipe.watchdog.enabled and world.local_rank == 0:
+                    start_beside(opened.run_dir, world, plugins, processes)
                 summary = work(opened.run_dir, opened.step, plugins)
             finally:
                 if world.rank == 0:
@@ -224,6 +236,15 @@ def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | No
     code = record(rank)()
     assert code is not None
     return code
+
+
+def _processes(world: World) -> list[Process]:
+    """Return the process of every rank. Collective."""
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * world.world_size
+    dist.all_gather_object(found, (os.getpid(), start_ticks(os.getpid())))
+    return found
 
 
 def _on_rank_0(world: World, call: Callable[[], T]) -> T:

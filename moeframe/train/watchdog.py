@@ -1,6 +1,6 @@
 """The watchdog of a job: in the process that started it, or beside local rank 0 under torchrun and Slurm. No torch.
 
-Run as ``python -m moeframe.train.watchdog RUN_DIR WORLD_SIZE FIRST_RANK RANKS [PLUGIN ...]``.
+Run as ``python -m moeframe.train.watchdog RUN_DIR WORLD_SIZE FIRST_RANK PID:TICKS,... [PLUGIN ...]``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from moeframe.train.failure import read_failures
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import go_on
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
+from moeframe.watch.processes import Process
 from moeframe.watch.view import Raised
 
 __all__ = ["limits_of", "main", "monitor", "raised_in", "start_beside"]
@@ -101,10 +102,18 @@ def _end_logs(run_dir: RunDirectory, stall: Stall) -> None:
             log.write(f"{when} watchdog of rank {rank}: {stall.kind}: {stall.cause}\n")
 
 
-def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str]) -> None:
-    """Start the watchdog of this node, which outlives this rank and ends with the last rank of the node."""
+def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], processes: Sequence[Process]) -> None:
+    """Start the watchdog of this node, which outlives this rank and ends with the last rank of the node.
+
+    Args:
+        run_dir: of the job.
+        world: this process among all.
+        plugins: modules of plugins that are not installed.
+        processes: of all ranks.
+    """
     first = world.rank - world.local_rank
-    numbers = [str(number) for number in (world.world_size, first, world.local_world_size)]
+    local = processes[first : first + world.local_world_size]
+    numbers = [str(world.world_size), str(first), ",".join(f"{pid}:{ticks}" for pid, ticks in local)]
     with (run_dir.log_dir / f"watchdog-{first}.log").open("ab") as log:
         subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "moeframe.train.watchdog", str(run_dir.path), *numbers, *plugins],
@@ -114,9 +123,14 @@ def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str]) ->
         )
 
 
+def _process(text: str) -> Process:
+    pid, _, ticks = text.partition(":")
+    return int(pid), int(ticks)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Watch the ranks of this node until none is left."""
-    path, world_size, first, number, *plugins = arguments
+    path, world_size, first, local, *plugins = arguments
     logging.basicConfig(format="%(asctime)s watchdog %(levelname)s: %(message)s", stream=sys.stdout, level=logging.INFO)
     run_dir = RunDirectory(Path(path))
     try:
@@ -124,8 +138,9 @@ def main(arguments: Sequence[str]) -> int:
     except MoeframeError:
         logger.exception("the recipe of the run cannot be read")
         return 1
-    ranks = range(int(first), int(first) + int(number))
-    watch = monitor(run_dir, recipe, plugins, ranks=ranks, world_size=int(world_size), judges_deaths=True)
+    processes = {int(first) + number: _process(text) for number, text in enumerate(local.split(","))}
+    watch = monitor(run_dir, recipe, plugins, ranks=processes, world_size=int(world_size), judges_deaths=True)
+    watch.know(processes)
     try:
         while True:
             time.sleep(watch.every_s)

@@ -23,7 +23,6 @@ from moeframe.train.random_state import seed_random_state
 from moeframe.train.resume import launch_identity
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary
-from moeframe.train.watchdog import start_beside
 from moeframe.watch.beacon import Beacon, lit
 
 __all__ = ["main", "work"]
@@ -80,8 +79,6 @@ def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int
         loaded = _recipe(run_dir, resume_step)
         recipe = loaded.recipe
         seed_random_state(recipe.train.seed, world.rank)
-        if recipe.watchdog.enabled and world.launcher in ("torchrun", "slurm") and world.local_rank == 0:
-            start_beside(run_dir, world, plugins)
         if recipe.train.compile:
             on_compiling(beacon.compiling)
         with assemble(loaded, plugins=plugins) as job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -51,6 +51,7 @@ _KERNEL: Final = (
     "backend for that phase shows whether the job runs without it."
 )
 
+_NOTHING: Final[Mapping[int, str]] = {}
 _NOT_STARTED: Final = (
     "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
     "the imports, and a node whose launcher did not start. watchdog.first_step_s is how long they may take."
@@ -62,7 +63,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0, go_on: str = "") -> Stall:
+def judge(
+    views: Sequence[RankView],
+    *,
+    world_size: int,
+    began: float = 0.0,
+    go_on: str = "",
+    processes: Mapping[int, str] = _NOTHING,
+) -> Stall:
     """Say what went wrong in a job that stands still or has failed.
 
     Args:
@@ -70,11 +78,12 @@ def judge(views: Sequence[RankView], *, world_size: int, began: float = 0.0, go_
         world_size: ranks of the job.
         began: when the ranks were awaited first, seconds since the epoch; told where none has started.
         go_on: where the job can go on from, a sentence for who has found out why a rank died.
+        processes: how the processes of ranks do, where that is known; told of those that have not started.
     """
     found = _raised(views) or _died(views) or _stopped(views)
     missing = sorted(set(range(world_size)) - {view.rank for view in views})
     if found is None and missing:
-        return _not_started(views, missing, world_size, began)
+        return _not_started(views, missing, world_size, began, processes)
     found = found or _mismatched(views) or _waiting(views) or _silent(views)
     kind, guilty, cause = found
     first = guilty[0]
@@ -191,21 +200,27 @@ def _stopped(views: Sequence[RankView]) -> _Found | None:
     return "rank_stopped", stopped, f"{_each(stopped)}: stopped by a signal or a debugger (process {pids})"
 
 
-def _not_started(views: Sequence[RankView], missing: Sequence[int], world_size: int, began: float) -> Stall:
+def _not_started(
+    views: Sequence[RankView], missing: Sequence[int], world_size: int, began: float, processes: Mapping[int, str]
+) -> Stall:
     """Judge a job of which ranks have no beacon; those that have one wait for them."""
     place = Place()
     since = min((view.since for view in views), default=began)
+    stopped = [rank for rank in missing if processes.get(rank) == "stopped"]
+    cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
+    if stopped:
+        cause += f"; the process of {ranks_text(stopped)} is stopped by a signal or a debugger"
     return Stall(
-        kind="rank_absent",
-        ranks=tuple(missing),
+        kind="rank_stopped" if stopped else "rank_absent",
+        ranks=tuple(stopped or missing),
         step=place.step,
         micro_batch=place.micro_batch,
         layer=place.layer,
         phase=place.phase,
         direction=place.direction,
         since=datetime.fromtimestamp(since, tz=UTC).isoformat(timespec="seconds"),
-        cause=f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there",
-        advice=_NOT_STARTED,
+        cause=cause,
+        advice=ADVICE["rank_stopped"] if stopped else _NOT_STARTED,
         table=tuple(view.row() for view in views),
     )
 

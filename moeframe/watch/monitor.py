@@ -14,10 +14,10 @@ from moeframe.protocols.stall import RankState, Stall
 from moeframe.watch.beacon import beacon_file, stack_file
 from moeframe.watch.crash import read_crash
 from moeframe.watch.judge import judge
-from moeframe.watch.processes import end, health
+from moeframe.watch.processes import Process, end, health
 from moeframe.watch.record import BeaconError
 from moeframe.watch.stall import StallDirectory, flush
-from moeframe.watch.view import Raised, RankView, read_view, read_views
+from moeframe.watch.view import Raised, RankView, interrupted, read_view, read_views
 
 __all__ = ["Limits", "Monitor", "SupersededError", "known_views"]
 
@@ -100,7 +100,7 @@ class Monitor:
         self._tell = tell
         self._go_on = go_on
         self._stall = StallDirectory(run_dir=run_dir)
-        self._processes: dict[int, tuple[int, int]] = {}
+        self._processes: dict[int, Process] = {}
         self._moved: dict[int, tuple[int, float]] = {}
         self._began = time.monotonic()
         self._awaited_since = self._began
@@ -109,6 +109,10 @@ class Monitor:
         self._gave = False
         self._leads = False
         self._reported: dict[int, int] | None = None
+
+    def know(self, processes: Mapping[int, Process]) -> None:
+        """Hear which process each rank of this node is, before it has a beacon."""
+        self._processes.update(processes)
 
     @property
     def every_s(self) -> float:
@@ -157,13 +161,8 @@ class Monitor:
         """Return why something is wrong with the ranks of this node; None: nothing is."""
         now = time.monotonic()
         lost = [view.rank for view in views if view.state in ("dead", "failed")]
-        if lost and not self._judges_deaths:
-            return None
         if lost:
-            self._lost_at = self._lost_at or now
-            if now - self._lost_at > _GRACE_S or self.over():
-                return f"ranks {lost} have gone"
-            return None
+            return self._reason_of_lost(lost)
         limit = self._limits.of(views, world_size=len(self._ranks))
         for view in views:
             count, since = self._moved.get(view.rank, (-1, now))
@@ -175,21 +174,33 @@ class Monitor:
             return f"only {len(views)} of {len(self._ranks)} ranks of this node have started"
         return None
 
+    def _reason_of_lost(self, lost: Sequence[int]) -> str | None:
+        if not self._judges_deaths or interrupted(self._raised()):
+            return None
+        now = time.monotonic()
+        self._lost_at = self._lost_at or now
+        return f"ranks {lost} have gone" if now - self._lost_at > _GRACE_S or self.over() else None
+
     def _lead(self, reason: str) -> bool:
         if not self._stall.claim():
             return False  # somebody else does
         self._leads = True
         self._stall.ask(reason)
         logger.info("%s", reason)
-        self._stall.give(self.local_views())
+        self._give(self.local_views())
         return self._conclude()
+
+    def _give(self, views: Sequence[RankView]) -> None:
+        self._stall.give(views, {rank: health(*process) for rank, process in self._processes.items()})
 
     def _conclude(self, ended_by: Mapping[int, str] | None = None) -> bool:
         views, _ = read_views(self._run_dir, now=time.time())
         silent = self._stall.wait_for(sorted({view.host for view in views}))
         views = known_views(self._run_dir, self._raised(), ended_by or {}, silent_hosts=silent)
         began = time.time() - (time.monotonic() - self._began)
-        stall = judge(views, world_size=self._world_size, began=began, go_on=self._go_on())
+        stall = judge(
+            views, world_size=self._world_size, began=began, go_on=self._go_on(), processes=self._stall.states()
+        )
         lines = self._stall.judge_with(stall)
         self._reported = {view.rank: view.moment.count for view in views}
         self._tell(stall, lines)
@@ -199,7 +210,7 @@ class Monitor:
         """Do the part of this node in what another monitor leads."""
         if not self._gave and not self._leads:
             self._gave = True
-            self._stall.give(views)
+            self._give(views)
         if not self._stall.judged:
             return False
         self._reported = {view.rank: view.moment.count for view in views}
@@ -236,7 +247,7 @@ class Monitor:
         if not views:
             return  # it ended before it could say where: its exit and its log tell why
         if not self._stall.judged and self._stall.claim():
-            self._stall.give(views)
+            self._give(views)
             self._conclude(ended_by)
 
     def end_ranks(self) -> None:

@@ -10,8 +10,10 @@ import subprocess
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["Health", "end", "health", "py_spy", "signal_to", "start_ticks"]
+__all__ = ["Health", "Process", "end", "health", "py_spy", "signal_to", "start_ticks"]
 
+Process: TypeAlias = tuple[int, int]
+"""Its pid and when it started, in clock ticks since boot, which together name it for good."""
 Health: TypeAlias = Literal["alive", "stopped", "dead", "unknown"]
 
 _STATE: Final = 2  # fields of /proc/<pid>/stat, see proc(5)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from moeframe.protocols.stall import Stall
 from moeframe.watch.beacon import STACK_SIGNAL, beacon_file, flight_file, request_file, stack_file
 from moeframe.watch.crash import crash_text
-from moeframe.watch.processes import health, py_spy, signal_to
+from moeframe.watch.processes import Health, health, py_spy, signal_to
 from moeframe.watch.ras import ask_ras
 from moeframe.watch.table import report_lines
 from moeframe.watch.view import RankView
@@ -96,9 +96,15 @@ class StallDirectory:
         """Whether there is a verdict."""
         return self.verdict_file.exists()
 
-    def give(self, views: Sequence[RankView]) -> None:
-        """Write what this host knows of its ranks: how their processes do, and their stacks."""
-        states = {str(view.rank): health(view.pid, view.start_ticks) for view in views}
+    def give(self, views: Sequence[RankView], processes: Mapping[int, Health]) -> None:
+        """Write what this host knows of its ranks: how their processes do, and their stacks.
+
+        Args:
+            views: the ranks that have started.
+            processes: how the processes of ranks do, also of those that have not.
+        """
+        states: dict[str, Health] = {str(rank): found for rank, found in processes.items()}
+        states |= {str(view.rank): health(view.pid, view.start_ticks) for view in views}
         sizes = {}
         for view in views:
             file = stack_file(self.run_dir, view.rank)

@@ -13,7 +13,7 @@ from moeframe.trace import Place
 from moeframe.watch.crash import Crash
 from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
 
-__all__ = ["Group", "Launched", "Raised", "RankView", "read_view", "read_views"]
+__all__ = ["Group", "Launched", "Raised", "RankView", "interrupted", "read_view", "read_views"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,12 @@ class Raised:
     place: Place
     time: float
     secondhand: bool
+
+
+def interrupted(reports: Sequence[Raised]) -> bool:
+    """Whether a Ctrl-C has ended the ranks that failed, and nothing else."""
+    own = [report for report in reports if not report.secondhand]
+    return bool(own) and all(report.error.startswith("KeyboardInterrupt") for report in own)
 
 
 @dataclass(frozen=True, kw_only=True)

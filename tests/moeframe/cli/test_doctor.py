@@ -15,6 +15,7 @@ from moeframe.cli.doctor import doctor
 from moeframe.config.load import load_recipe
 from moeframe.errors import UserInputError
 from moeframe.trace import Place
+from moeframe.train.failure import write_failure
 from moeframe.train.saved import COMPLETE
 from moeframe.watch.beacon import Beacon, beacon_file
 
@@ -71,6 +72,24 @@ def test_a_dead_run_without_a_verdict_gets_one(run_dir: Path, capsys) -> None:
     (run_dir / "checkpoints" / "step-1" / COMPLETE).touch()
     assert doctor(run_dir) == 1
     assert f"Then go on from step 1 with --resume {run_dir}." in said(capsys)
+
+
+def test_a_run_that_a_signal_ended_before_a_step_boundary_is_no_failure(run_dir: Path, capsys) -> None:
+    (run_dir / "ended.json").write_text('{"stopped_by": 2}')
+    assert doctor(run_dir) == 0
+    assert said(capsys) == "ended by SIGINT before the first step; no checkpoint is whole: start anew\n"
+    beacon(run_dir)
+    assert doctor(run_dir) == 0
+    assert "every rank moves" in said(capsys)
+    _pretend_dead(run_dir)
+    assert doctor(run_dir) == 0
+    assert said(capsys).startswith("ended by SIGINT in step 2; ")
+    (run_dir / "ended.json").unlink()
+    write_failure(run_dir / "log", KeyboardInterrupt(), rank=0, place=Place(step=2))
+    assert doctor(run_dir) == 0
+    assert said(capsys).startswith("ended by SIGINT in step 2; ")
+    write_failure(run_dir / "log", ValueError("no"), rank=0, place=Place(step=2))
+    assert doctor(run_dir) == 1
 
 
 def _pretend_dead(run_dir: Path) -> None:

@@ -17,6 +17,7 @@ from moeframe.protocols.stall import Stall
 from moeframe.trace import Place
 from moeframe.watch.beacon import Beacon, beacon_file
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
+from moeframe.watch.processes import health, start_ticks
 from moeframe.watch.record import pack_header, read_header
 from moeframe.watch.stall import StallDirectory
 
@@ -234,6 +235,29 @@ def test_ranks_that_never_start_get_a_verdict_that_ends_the_job(tmp_path: Path) 
     watch.conclude({0: "was killed by SIGKILL"})
     assert [(stall.kind, stall.ranks) for stall, _ in told] == [("rank_absent", (0, 1))]
     assert json.loads((tmp_path / "stall" / "verdict.json").read_text())["cause"] == told[0][0].cause
+
+
+def test_a_rank_that_is_stopped_before_it_has_a_beacon_is_named_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Stall, list[str]]] = []
+    process = subprocess.Popen(["sleep", "100"])
+    try:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: health(process.pid, start_ticks(process.pid)) == "stopped")
+        Beacon(beacon_file(tmp_path, 0), {"rank": 0, "world_size": 2})
+        watch = empty(tmp_path, told, stop=True)
+        watch.know({1: (process.pid, start_ticks(process.pid))})
+        until(watch.poll, 5.0)
+        assert [(stall.kind, stall.ranks) for stall, _ in told] == [("rank_stopped", (1,))]
+        assert "the process of rank 1 is stopped" in told[0][0].cause
+        ended: list[int] = []
+        monkeypatch.setattr("moeframe.watch.monitor.end", lambda pid, _: ended.append(pid))  # this process is rank 0
+        watch.end_ranks()
+        assert process.pid in ended
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_job_that_ends_before_any_rank_has_a_beacon_is_left_to_who_started_it(tmp_path: Path) -> None:

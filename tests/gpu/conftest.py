@@ -1,4 +1,4 @@
-"""Tests that need two GPUs, and what they leave behind.
+"""Tests that need two GPUs, or one where they are marked so, and what they leave behind.
 
 ``MOEFRAME_GPU_RESULTS=FILE`` has the combinations that were proved written to a file: a list of objects with
 `overrides`, `status`, `reason`, `date` and `machine`, as docs/matrix_gpu.json.
@@ -28,28 +28,35 @@ FOLDER = Path(__file__).parent
 MEASURED = pytest.StashKey[list[str]]()
 
 
-def why_not() -> str:
-    """Return why these tests cannot run here, empty when they can. Imports no torch."""
-    missing = why_no_cuda()
-    if missing is not None:
-        return missing
+def visible_gpus() -> list[str]:
+    """Return how CUDA_VISIBLE_DEVICES names the GPUs of this machine. Imports no torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [file for file in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", file.name)]
-    number = len(devices) if visible is None else len(visible.split(","))
-    return "" if number >= 2 else f"this machine shows {number} CUDA device(s), and two are needed."
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    devices = [file.name for file in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", file.name)]
+    return [str(number) for number in range(len(devices))]
+
+
+def why_not(needed: int) -> str:
+    """Return why tests on that many GPUs cannot run here, empty when they can. Imports no torch."""
+    missing = why_no_cuda()
+    number = len(visible_gpus())
+    if missing is None and number < needed:
+        missing = f"this machine shows {number} CUDA device(s)."
+    return f"needs {'a GPU' if needed == 1 else 'two GPUs'}: {missing}" if missing is not None else ""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_gpu: in tests/gpu: one GPU is enough")
     config.stash[MEASURED] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = why_not()
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=f"needs two GPUs: {reason}"))
+            if reason := why_not(1 if item.get_closest_marker("one_gpu") else 2):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -73,8 +80,8 @@ def write_down(entry: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Return a pool of two ranks, each on a GPU of its own (NCCL)."""
-    with RankPool(2, device="cuda") as pool:
+    """Return a pool of two ranks, or of as many as there are GPUs, each on one of its own (NCCL)."""
+    with RankPool(min(2, len(visible_gpus())), device="cuda") as pool:
         yield pool
 
 
@@ -109,6 +116,12 @@ def proved() -> Callable[[Sequence[str], str], None]:
         )
 
     return note
+
+
+@pytest.fixture
+def gpus() -> list[str]:
+    """Return values of CUDA_VISIBLE_DEVICES for two jobs of one GPU each; with one GPU, they share it."""
+    return (visible_gpus() * 2)[:2]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 Nothing listens by default, and then a span costs one check of an empty tuple. The collective ledger, the beacons, the
 overlap measurement and the time budget of the bench all listen here; nothing else instruments the model.
 A listener says how closely it wants to know of backward phases: `exact` spans need marks in the graph, which cost tens
-of microseconds each; `begin` costs a few, and is told only where a backward phase begins.
+of microseconds each; `begin` costs a few, and is told where a backward phase begins, and where the last one ends.
 Importable without torch.
 """
 
@@ -81,7 +81,7 @@ class Listener(Protocol):
     """Told of every span. Both methods run on the thread of the phase and must be quick."""
 
     def enter(self, place: Place) -> None:
-        """Called just before the phase runs. Where a backward phase only `begin`s, no `leave` follows."""
+        """Called just before the phase runs. Where backward phases only `begin`, a `leave` follows the last one."""
 
     def leave(self, place: Place) -> None:
         """Called just after the phase ran, also when it raised."""
@@ -90,6 +90,8 @@ class Listener(Protocol):
 _listeners: tuple[Listener, ...] = ()
 _num_exact: int = 0
 _ambient: Place = Place()
+_begun: Place | None = None
+"""The backward phase that began last, until it has ended."""
 
 
 def current() -> Place:
@@ -123,9 +125,9 @@ def listen(listener: Listener, *, backward: Backward = "exact") -> Iterator[None
 
 def begin(*, layer: int, phase: Phase) -> None:
     """Say that the backward of a phase begins now: there this process is until the enclosing `at` or span ends."""
-    global _ambient
+    global _ambient, _begun
     before = _ambient
-    _ambient = place = Place(  # `replace` takes twice as long
+    _ambient = _begun = place = Place(  # `replace` takes twice as long
         step=before.step,
         micro_batch=before.micro_batch,
         stage=before.stage,
@@ -142,7 +144,7 @@ def at(
     *, step: int | None = None, micro_batch: int | None = None, stage: int | None = None, phase: Phase | None = None
 ) -> Iterator[Place]:
     """Set the fields that later spans inherit: the trainer sets `step`, the schedule `micro_batch` and `stage`."""
-    global _ambient
+    global _ambient, _begun
     before = _ambient
     _ambient = replace(
         before,
@@ -153,7 +155,11 @@ def at(
     )
     # No `finally`: after an exception the innermost place stays, for whoever reports where it arose.
     yield _ambient
-    _ambient = before
+    last, _ambient = _ambient, before
+    if last is _begun:
+        _begun = None
+        for listener in _listeners:
+            listener.leave(last)
 
 
 class _Span:

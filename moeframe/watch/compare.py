@@ -24,7 +24,8 @@ _ALIKE = (
 )
 """Operations whose inputs have one size on all ranks."""
 _EP: Final = "ep"
-"""What the group of the dispatcher is called, after the axis of its mesh."""
+_PP: Final = "pp"
+"""What the groups of the dispatcher and of a pipeline are called, after the axes of the mesh."""
 _PEER = re.compile(r"(?:->|<-)\s*(\d+)")
 
 
@@ -106,31 +107,40 @@ def waits(views: Sequence[RankView]) -> dict[int, dict[int, Launched]]:
             for other in _peers(entry, view):
                 if other in known and other != view.rank and not _has_come(known[other], entry):
                     absent[other] = entry
-        for other in _late(view, known):
-            absent[other] = _OWN_EXCHANGE
+        absent |= dict.fromkeys(_late(view, known), _OWN_EXCHANGE)
+        absent |= dict.fromkeys(_neighbours(view, known), _MESSAGE)
         if absent or view.reached:
             found[view.rank] = absent
     return found
 
 
-_OWN_EXCHANGE: Final = Launched(
-    group="",
-    what="",
-    op="the dispatcher's own exchange",
-    sequence=0,
-    p2p=False,
-    sizes=(),
-    results=(),
-    dtypes=(),
-    over=False,
-)
+def _unknown(op: str) -> Launched:
+    """Return what torch's recorder does not know."""
+    return Launched(group="", what="", op=op, sequence=0, p2p=False, sizes=(), results=(), dtypes=(), over=False)
+
+
+_OWN_EXCHANGE: Final = _unknown("the dispatcher's own exchange")
+_MESSAGE: Final = _unknown("a message of the pipeline")
+
+
+def _members(view: RankView, axis: str) -> tuple[int, ...]:
+    return next((group.ranks for group in view.groups if group.what == axis), ())
+
+
+def _neighbours(view: RankView, known: Mapping[int, RankView]) -> Iterator[int]:
+    """Yield the stages that a rank between two phases of a step waits for; of gloo's messages there is no record."""
+    if view.inside or view.reached or view.place.micro_batch < 0 or any(entry.p2p for entry in view.collectives or ()):
+        return
+    for rank in _members(view, _PP):
+        if rank in known and known[rank].state != "finished" and known[rank].inside:
+            yield rank
 
 
 def _late(view: RankView, known: Mapping[int, RankView]) -> Iterator[int]:
     """Yield the ranks that have not come as far as one that is in an exchange which torch does not know."""
     if not view.in_dispatcher:
         return
-    for rank in next((group.ranks for group in view.groups if group.what == _EP), ()):
+    for rank in _members(view, _EP):
         other = known.get(rank)
         if other is None or other.state == "finished" or other.in_dispatcher:
             continue

@@ -71,4 +71,4 @@ def test_a_listener_that_wants_beginnings_only_asks_for_no_marks() -> None:
             assert str(trace.current()) == "step 2, layer 3, experts (backward)"
         assert trace.current().direction == "forward"
     assert not trace.followed()
-    assert [kind for kind, _ in recorder.seen] == ["enter"]
+    assert [(kind, place.phase) for kind, place in recorder.seen] == [("enter", "experts"), ("leave", "experts")]

@@ -335,6 +335,21 @@ def test_a_rank_that_waits_for_a_message_points_at_its_sender() -> None:
     assert "message 3" in stall.cause
 
 
+def test_a_stage_between_two_phases_waits_for_one_that_is_inside_of_a_phase() -> None:
+    def stage(number: int, event: str, **more) -> RankView:
+        view = rank(number, moment=moment(event=event, **more))
+        return replace(view, groups=(*view.groups, Group(name="2", what="pp", ranks=(0, 1), launched=0)))
+
+    late = stage(1, "entered", place=replace(AT, phase="attend"))
+    stall = verdict(stage(0, "left"), late, world_size=2)
+    assert (stall.kind, stall.ranks, stall.phase) == ("rank_absent", (1,), "attend")
+    assert "rank 0 waits in a message of the pipeline" in stall.cause
+    idle = verdict(stage(0, "entered", place=replace(AT, phase="attend")), late, world_size=2)
+    assert (idle.kind, idle.ranks) == ("all_idle", (0, 1))
+    trainer = stage(0, "left", place=Place(step=5, phase="optimizer"))
+    assert verdict(trainer, late, world_size=2).kind == "all_idle"
+
+
 def test_of_a_large_job_the_table_shows_a_part() -> None:
     stall = judge([waiting(number) for number in range(100)], world_size=100)
     assert len(report_lines(stall)) == 1 + 64 + 1 + 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
-from moeframe.config.fit import FIT_RULES
 from moeframe.config.load import LoadedRecipe
 from moeframe.config.moot import moot_problems
 from moeframe.config.options import typed_options
@@ -15,6 +14,7 @@ from moeframe.config.rules import degrees_of, recipe_problems
 from moeframe.config.schema import BACKEND_SECTIONS, OnUnavailableConfig, Recipe
 from moeframe.config.substitutes import Substitution, effective, named_substitute, of_substitutes, sentences
 from moeframe.config.typed import HOLE, UnknownValueError
+from moeframe.config.ways_out import fit_problems
 from moeframe.errors import PluginError, Problem, RecipeError, TopologyError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
 from moeframe.hooks.offers import ComputeOffer, DatasetOffer, DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
@@ -150,8 +150,7 @@ class _Composer:
             **parts,
         )
         known, self.problems = self.problems, []
-        for rule in FIT_RULES:
-            self._guarded(lambda rule=rule: self.problems.extend(rule(composition)))
+        self.problems += fit_problems(composition, self.catalog, device_kind=self.device_kind, elsewhere=self.elsewhere)
         for kind, part in parts.items():
             self._guarded(self._check_device, kind, part)
         self.problems = [*known, *of_substitutes(self.problems, self.substitutions)]
@@ -273,10 +272,11 @@ class _Composer:
             legal &= set(part.traits.device_kinds)
         if device not in legal and self.device_kind is None:
             message = f"given {device}; {kind} {part.offer.name!r} runs on {' or '.join(sorted(legal))} only."
-            self._complain("launch.device", message, f"Change launch.device, or name another {kind}.")
+            ways = f"launch.device={' or '.join(sorted(legal))}"
+            self._complain("launch.device", message, f"Use {ways}, or name another {kind} (`moeframe plugins`).")
         elif device not in legal and device in part.offer.needs.device_kinds:
             message = f"{part.offer.name!r} runs on {' or '.join(sorted(legal))} only, and this job on {device}."
-            self._complain(f"{kind}.name", message, f"Name another {kind}, or change the device.")
+            self._complain(f"{kind}.name", message, f"Name another {kind} (`moeframe plugins`), or change the device.")
 
     def _ask_plugins(self) -> None:
         """Run the plugins' own checks of the recipe."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
+from moeframe.config.layouts import layouts, settings
 from moeframe.config.model_rules import MODEL_RULES
 from moeframe.config.moot import value_at
 from moeframe.config.schema import Recipe
@@ -212,9 +214,17 @@ def _mesh(recipe: Recipe) -> Iterator[Problem]:
     if recipe.model.n_routed_experts < 1:
         return
     for path, message, fix in degrees_of(recipe).problems(recipe.model.n_routed_experts):
-        too_large = getattr(recipe.parallel, path.rpartition(".")[2]) > 1
-        more = " More processes allow more: raise launch.nproc_per_node or launch.nnodes." if too_large else ""
+        given = getattr(recipe.parallel, path.rpartition(".")[2])
+        more = f" {_with_more_processes(recipe, path, given)}" if given > 1 else ""
         yield Problem(path=path, message=message, fix=f"{fix}{more}")
+
+
+def _with_more_processes(recipe: Recipe, path: str, given: int) -> str:
+    """Return what makes the degree at `path` legal as it is, if anything does."""
+    with suppress(UnknownValueError):
+        for other in layouts(recipe):
+            return f"To have {path}={given}: {settings(recipe, other)}."
+    return "More processes allow more: raise launch.nproc_per_node or launch.nnodes."
 
 
 def _batch(recipe: Recipe) -> Iterator[Problem]:

@@ -137,8 +137,8 @@ launch: {nproc_per_node: two}
         "200.",
         "r.yaml:4:59: train.eval_sequences: given 3, but it is ignored while train.eval_every is 0. Remove it, or set "
         "train.eval_every to the number of steps between validations.",
-        "r.yaml:5:21: model.vocab_size: given 100; data set 'bytes' has 256 distinct tokens. Use 256 or more, or name "
-        "another data set.",
+        "r.yaml:5:21: model.vocab_size: given 100; data set 'bytes' has 256 distinct tokens. Use "
+        "model.vocab_size=256 or more.",
         "r.yaml:6:26: launch.nproc_per_node: given 'two'; must be a whole number. Write a whole "
         "number in decimal digits, "
         "such as 200.",
@@ -151,9 +151,7 @@ launch: {nproc_per_node: two}
         (
             ["launch.nproc_per_node=2", "parallel.ep=2"],
             {"dispatcher": {"max_group": 1}},
-            "parallel.ep: given 2; dispatcher 'plain' works between at most 1 rank(s). Use "
-            "parallel.ep=1, or name another "
-            "dispatcher (`moeframe plugins` lists them).",
+            "parallel.ep: given 2; dispatcher 'plain' works between at most 1 rank. Use parallel.ep=1.",
         ),
         (
             [],
@@ -163,38 +161,34 @@ launch: {nproc_per_node: two}
         (
             ["launch.nproc_per_node=4", "parallel.ep=1"],
             {"dispatcher": {"group_sizes": (2, 4, 8)}},
-            "parallel.ep: given 1; dispatcher 'plain' works between 2, 4 or 8 ranks only. Use parallel.ep=2 or 4, or "
-            "name another dispatcher (`moeframe plugins` lists them).",
+            "parallel.ep: given 1; dispatcher 'plain' works between 2, 4 or 8 ranks only. Use parallel.ep=2 or 4.",
         ),
         (
             ["launch.nproc_per_node=2", "parallel.ep=2"],
             {"dispatcher": {"group_sizes": (4, 8)}},
-            "parallel.ep: given 2; dispatcher 'plain' works between 4 or 8 ranks only. Launch another number of "
-            "processes, or name another dispatcher (`moeframe plugins` lists them).",
+            "parallel.ep: given 2; dispatcher 'plain' works between 4 or 8 ranks only. Use launch.nproc_per_node=4 "
+            "parallel.ep=4.",
         ),
         (
             ["launch.nproc_per_node=2", "parallel.ep=2"],
             {"dispatcher": {"max_local_experts": 3}},
-            "parallel.ep: given 2, which leaves 4 of 8 experts on each rank; dispatcher 'plain' takes at most 3. Raise "
-            "parallel.ep to 3 or more, or name another dispatcher.",
+            "parallel.ep: given 2, which leaves 4 of 8 experts on each rank; dispatcher 'plain' takes at most 3. Use "
+            "launch.nproc_per_node=4 parallel.ep=4.",
         ),
         (
             [],
             {"dispatcher": {"experts_multiple": 3}},
-            "model.n_routed_experts: given 8; dispatcher 'plain' needs a multiple of 3. Use 9, or name another "
-            "dispatcher.",
+            "model.n_routed_experts: given 8; dispatcher 'plain' needs a multiple of 3. Use model.n_routed_experts=9.",
         ),
         (
             [],
             {"dispatcher": {"min_hidden": 17}},
-            "model.hidden_size: given 16; dispatcher 'plain' sends rows of at least 17. Use 17 or more, or name "
-            "another dispatcher.",
+            "model.hidden_size: given 16; dispatcher 'plain' sends rows of at least 17. Use model.hidden_size=17.",
         ),
         (
             [],
             {"dispatcher": {"max_hidden": 15}},
-            "model.hidden_size: given 16; dispatcher 'plain' sends rows of at most 15. Use 15 or less, or name another "
-            "dispatcher.",
+            "model.hidden_size: given 16; dispatcher 'plain' sends rows of at most 15. Use model.hidden_size=15.",
         ),
         (
             ["model.num_experts_per_tok=4"],
@@ -204,32 +198,30 @@ launch: {nproc_per_node: two}
         (
             [],
             {"dispatcher": {"hidden_multiple": 512}},
-            "model.hidden_size: given 16; dispatcher 'plain' needs a multiple of 512. Use 512, or "
-            "name another dispatcher.",
+            "model.hidden_size: given 16; dispatcher 'plain' needs a multiple of 512. Use model.hidden_size=512.",
         ),
         (
             [],
             {"dispatcher": {"token_multiple": 128}},
-            "train.micro_batch_size: given 2, which is 64 tokens of a rank at seq_len 32; dispatcher 'plain' needs a "
-            "multiple of 128.",
+            "train.micro_batch_size: given 2, which is 64 tokens of a rank at train.seq_len=32; dispatcher 'plain' needs "
+            "a multiple of 128. Use train.micro_batch_size=4 or 8; or train.seq_len=64.",
         ),
         (
             ["model.capacity_factor=1.5"],
             {"dispatcher": {"supports_capacity_drop": False}},
-            "model.capacity_factor: given 1.5; dispatcher 'plain' drops no tokens. Use null, or name "
-            "another dispatcher.",
+            "model.capacity_factor: given 1.5; dispatcher 'plain' drops no tokens. Use model.capacity_factor=null.",
         ),
         (
             ["dispatcher.use_flex_dispatcher=true"],
             {},
-            "dispatcher.use_flex_dispatcher: given true, which demands a dispatcher that is fused; 'plain' "
-            "is not a fused one",
+            "dispatcher.use_flex_dispatcher: given true, which demands a dispatcher that is fused and selects "
+            "none itself; 'plain' is not a fused one",
         ),
         (
             ["dispatcher.use_flex_dispatcher=false"],
             {"dispatcher": {"fused": True}},
-            "dispatcher.use_flex_dispatcher: given false, which demands a dispatcher that is not fused; "
-            "'plain' is a fused one.",
+            "dispatcher.use_flex_dispatcher: given false, which demands a dispatcher that is not fused and "
+            "selects none itself; 'plain' is a fused one. Use dispatcher.use_flex_dispatcher=null,",
         ),
         (
             ["train.precision=float64"],
@@ -249,15 +241,14 @@ launch: {nproc_per_node: two}
         (
             ["launch.nproc_per_node=2", "parallel.pp=2"],
             {"schedule": {"pipelines": True, "stages_per_rank": 2}},
-            "parallel.pp: given 2; with 2 stage(s) a rank that makes 4 stages, and the model has 2 layers. Use "
-            "parallel.pp=1 or less.",
+            "parallel.pp: given 2; with 2 stages a rank that makes 4 stages, and the model has 2 layers "
+            "(model.num_hidden_layers). Use model.num_hidden_layers=4 or more; or parallel.pp=1.",
         ),
         (
             [],
             {"legal": lambda options, pp, n: f"{n} is odd one out on {pp}; legal: 8, 16."},
-            "train.micro_batch_size: given 2, which makes 4 micro-batch(es) a step "
-            "(global_batch_size 8 / 1 data ranks / "
-            "2); schedule 'onebyone': 4 is odd one out on 1; legal: 8, 16.",
+            "train.micro_batch_size: given 2, which makes 4 micro-batches a step "
+            "(train.global_batch_size 8 / 1 data rank / 2); schedule 'onebyone': 4 is odd one out on 1; legal: 8, 16.",
         ),
         (
             [],
@@ -278,18 +269,21 @@ launch: {nproc_per_node: two}
         (
             [],
             {"sharding": {"needs_dp_replicate": True}},
-            "parallel.dp_replicate: given 1; sharding 'whole' only makes sense with 2 or more replicas. Launch more "
-            "processes (a multiple of 2 x ep 1), or name another sharding.",
+            "parallel.dp_replicate: given 1; sharding 'whole' shards within replicas and needs 2 or more of "
+            "them, each of parallel.ep=1 data ranks or a multiple (now: 1 in all). Use launch.nproc_per_node=2 "
+            "parallel.dp_replicate=2.",
         ),
         (
             ["launch.nproc_per_node=8", "parallel.ep=2", "train.micro_batch_size=1"],
             {"sharding": {"needs_dp_replicate": True}},
-            "parallel.dp_replicate: given 1; sharding 'whole' only makes sense with 2 or more replicas. Legal: 2, 4.",
+            "parallel.dp_replicate: given 1; sharding 'whole' shards within replicas and needs 2 or more of "
+            "them, each of parallel.ep=2 data ranks or a multiple (now: 8 in all). Use parallel.dp_replicate=2 or 4.",
         ),
         (
             ["model.vocab_size=100"],
             {"data": {"vocabulary": 102400}},
-            "model.vocab_size: given 100; data set 'bytes' has 102400 distinct tokens. Use 102400 or more,",
+            "model.vocab_size: given 100; data set 'bytes' has 102400 distinct tokens. Use "
+            "model.vocab_size=102400 or more.",
         ),
         (
             ["launch.device=cuda"],

@@ -19,7 +19,7 @@ def test_c40_an_ep_that_does_not_factor_lists_the_legal_ones(base) -> None:
     assert found(base, *eight) == [
         "parallel.ep: 8 does not divide both the 4 data ranks of one replica (world 8 / pp 2 / "
         "dp_replicate 1) and the 8 "
-        "experts. Legal: 1, 2, 4. More processes allow more: raise launch.nproc_per_node or launch.nnodes."
+        "experts. Legal: 1, 2, 4. To have parallel.ep=8: launch.nproc_per_node=16."
     ]
     (line,) = found(base, *eight, "model.n_routed_experts=6")
     assert "Legal: 1, 2." in line

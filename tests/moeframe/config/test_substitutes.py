@@ -82,7 +82,7 @@ def test_devices_of_another_kind_are_a_reason_also_where_only_the_recipe_tells(c
         (("dispatcher.options.channels=0",), "refuses its options: channels is 0"),
         (("dispatcher.use_flex_dispatcher=true",), "'alltoall' is not a fused one"),
         (("on_unavailable.dispatcher=alltoal",), "Did you mean 'alltoall'?"),
-        (("on_unavailable.dispatcher=local",), "'local' (in place of 'elsewhere') works between at most 1 rank(s)"),
+        (("on_unavailable.dispatcher=local",), "'local' (in place of 'elsewhere') works between at most 1 rank"),
         (("on_unavailable.dispatcher=[alltoall]",), "on_unavailable.dispatcher: given"),
         (("on_unavailable.data=synthetic",), "on_unavailable.data: unknown key 'data'"),
         (("dispatcher.name=elsewheer",), "no installed plugin offers it"),
@@ -106,7 +106,7 @@ def test_what_does_not_fit_of_a_substitute_is_reported_of_it(composed) -> None:
     assert "Name another substitute, or sharding.name=fsdp2 with the options it needs." in text
     assert "sharding.options" not in text
     text = refused(composed, WANTED, "on_unavailable.dispatcher=local")
-    assert "parallel.ep: given 2; dispatcher 'local' (in place of 'elsewhere') works between at most 1 rank(s)" in text
+    assert "parallel.ep: given 2; dispatcher 'local' (in place of 'elsewhere') works between at most 1 rank" in text
 
 
 def test_why_a_backend_cannot_be_used_comes_first_and_in_sentences(composed) -> None:

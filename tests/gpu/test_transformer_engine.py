@@ -242,7 +242,7 @@ PROXY = (
 """One dense and one MoE layer of DeepSeek-V3's width on text, 8192 tokens a step.
 
 Two runs whose products round differently drift apart, in bfloat16 too, where a step is as large as the valley is wide:
-at the report's rate (2.2e-4), reached in 20 steps, gradients' norms jump between 2 and 30, and plain torch and `te`, both
+at the report's rate (2.2e-4), reached in 20 steps, gradients' norms jump between 2 and 30; plain torch and `te`, both
 in bfloat16, ended 2.3 % apart. So the rate is low enough that no step jumps, it decays to nothing, the bias balances
 within these few steps, and the losses at the end are averaged; every run sees the same tokens in the same order.
 """

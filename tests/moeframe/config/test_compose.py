@@ -203,8 +203,8 @@ launch: {nproc_per_node: two}
         (
             [],
             {"dispatcher": {"token_multiple": 128}},
-            "train.micro_batch_size: given 2, which is 64 tokens of a rank at train.seq_len=32; dispatcher 'plain' needs "
-            "a multiple of 128. Use train.micro_batch_size=4 or 8; or train.seq_len=64.",
+            "train.micro_batch_size: given 2, which is 64 tokens of a rank at train.seq_len=32; dispatcher 'plain' "
+            "needs a multiple of 128. Use train.micro_batch_size=4 or 8; or train.seq_len=64.",
         ),
         (
             ["model.capacity_factor=1.5"],

@@ -63,9 +63,9 @@ def ways_of(fix: str) -> list[tuple[str, ...]]:
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return every layout with half of the schedules, and each with some of the other parts, rather than all of all."""
+    """Return every layout with every schedule, each pair with some of the other parts, rather than all of all."""
     found = []
-    for number, (layout, schedule) in enumerate([*itertools.product(LAYOUTS, SCHEDULES)][::2]):
+    for number, (layout, schedule) in enumerate(itertools.product(LAYOUTS, SCHEDULES)):
         parts = zip(
             ("dispatcher", "sharding", "compute"),
             (
@@ -95,9 +95,10 @@ def test_fixes_are_read_as_a_person_reads_them() -> None:
     ]
 
 
-def test_every_refusal_of_a_layout_or_of_parts_names_settings_that_mend_it(problems_of) -> None:
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_every_refusal_of_a_layout_or_of_parts_names_settings_that_mend_it(problems_of, few) -> None:
     refusals = ways = 0
-    for overrides in combinations():
+    for overrides in combinations()[:: 5 if few else 1]:
         before = problems_of(overrides)
         known = {is_about(problem) for problem in before}
         for problem in before:
@@ -112,8 +113,7 @@ def test_every_refusal_of_a_layout_or_of_parts_names_settings_that_mend_it(probl
                 new = [after[one] for one in after.keys() - known if one[0] in {p.path for p in before}]
                 unknown = "does not divide" in problem.message  # degrees that do not factor hide other rules
                 assert unknown or not new, f"{overrides}: {problem}\n{way} brings {new}"
-    assert refusals > 30, "the combinations test next to nothing"
-    assert ways > 2 * refusals
+    assert ways > 2 * refusals > 20, "the combinations test next to nothing"
 
 
 def test_a_layout_that_needs_more_processes_is_given_whole(problems_of) -> None:

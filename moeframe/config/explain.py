@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from moeframe.config.compose import Composition
 from moeframe.config.dump import scalar_text
 from moeframe.config.load import LoadedRecipe
 from moeframe.config.moot import moot_keys
+from moeframe.config.near_keys import did_you_mean, near_keys
 from moeframe.config.schema import BACKEND_SECTIONS
 from moeframe.config.substitutes import sentences
 from moeframe.config.tree import join
@@ -155,13 +156,8 @@ def _derived(composition: Composition) -> Iterator[tuple[str, tuple[str, str]]]:
     )
 
 
-def _no_such_key(key: str, known: list[str]) -> str:
+def _no_such_key(key: str, known: Sequence[str]) -> str:
     """Return the message for a key that does not exist."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(key, known, n=1) or [path for path in known if path.rpartition(".")[2] == key][:1]
-    if not near:
-        near = get_close_matches(key.rpartition(".")[2], [path.rpartition(".")[2] for path in known], n=1)
-        near = [path for path in known if near and path.rpartition(".")[2] == near[0]][:1]
-    hint = f"Did you mean {near[0]!r}?" if near else "Leave the key away to see them all."
+    near = near_keys(key, known)
+    hint = did_you_mean(near) if near else "Leave the key away to see them all."
     return f"the recipe has no key {key!r}. {hint}"

@@ -13,6 +13,7 @@ from typing import Any, Final
 from moeframe.config.dump import dump_recipe, recipe_hash
 from moeframe.config.merge import Merger
 from moeframe.config.moot import reset_moot_keys
+from moeframe.config.near_keys import dotted_keys
 from moeframe.config.old_keys import OldKeys
 from moeframe.config.paths import real_path, with_absolute_paths
 from moeframe.config.problems import in_order
@@ -108,7 +109,8 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     key_places = _key_places([*layers.documents, *(document for _, document in settings)])
     _drop_untouched_sections(tree, key_places)
     known = frozenset(problem.path for problem in [*syntax, *merger.problems])
-    reader = Reader(key_places, top=Location(file=str(path), line=1, column=1), holes=known)
+    top = Location(file=str(path), line=1, column=1)
+    reader = Reader(key_places, top=top, holes=known, every_key=tuple(dotted_keys(Recipe)))
     recipe: Recipe = reader.read_dataclass(Recipe, tree, "")
     provenance = Provenance(reader.origins, key_places, tuple(layers.files), tree)
     if recipe.model is not HOLE:

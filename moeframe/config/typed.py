@@ -8,6 +8,7 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from moeframe.config.near_keys import did_you_mean, near_keys
 from moeframe.config.scalars import MISSING_TEXT, describe, is_null, kind_of, read_bool, read_float, read_int, untyped
 from moeframe.config.tree import DEFAULT, Leaf, Origin, Tree, join
 from moeframe.config.wording import advice, other_reading, shape_of, spoken_type, yaml_reading
@@ -89,11 +90,14 @@ class Reader:
         top: Location | None = None,
         holes: frozenset[str] = frozenset(),
         spoken: AbstractMapping[str, str] | None = None,
+        every_key: AbstractSequence[str] = (),
     ) -> None:
         """Use `key_places` for problems with a key, `top` for what has no place of its own.
 
         What stands at `holes` is known to be unreadable and its problem reported. `spoken` has words for sections.
+        `every_key` are the dotted keys among which one that is unknown in its section is looked for.
         """
+        self.every_key = every_key
         self.spoken = {"": "a recipe", **(spoken or {})}
         self.holes = holes
         self.key_places = key_places or {}
@@ -191,12 +195,15 @@ class Reader:
         section = self.spoken.get(path, path)
         from difflib import get_close_matches
 
-        near = get_close_matches(key, missing or known, n=1, cutoff=0.75) or get_close_matches(key, known, n=1)
+        sure = any(path.rpartition(".")[2] == key for path in self.every_key)
+        near = [] if sure else get_close_matches(key, missing or known, n=1, cutoff=0.75)
+        elsewhere = [] if near else near_keys(here, self.every_key)
+        near = near or ([] if elsewhere else get_close_matches(key, known, n=1))
         if "." in key:
             first, rest = key.split(".", 1)
             fix = f"Nest it: `{first}: {{{rest}: ...}}`; dotted keys are for the command line."
-        elif near:
-            fix = f"Did you mean {near[0]!r}?"
+        elif near or elsewhere:
+            fix = did_you_mean(near or elsewhere)
         else:
             fix = f"Keys of {section}: {', '.join(known)}." if known else f"There is nothing to set in {section}."
         self._complain(here, f"unknown key {key!r}.", fix, None)

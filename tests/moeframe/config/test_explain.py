@@ -77,6 +77,8 @@ def test_one_key_is_one_line(recipes) -> None:
     [
         ("train.stpes", "Did you mean 'train.steps'?"),
         ("edp", "Did you mean 'parallel.edp'?"),
+        ("train.lr", "Did you mean 'optimizer.lr'?"),
+        ("parallel.world", "Did you mean 'parallel.world_size'?"),
         ("qqqq", "Leave the key away to see them all."),
     ],
 )

@@ -25,6 +25,7 @@ from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import go_on
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
 from moeframe.watch.processes import Process
+from moeframe.watch.stall import StallDirectory, read_json
 from moeframe.watch.view import Raised
 
 __all__ = ["limits_of", "main", "monitor", "raised_in", "start_beside"]
@@ -77,7 +78,8 @@ def monitor(
         if stall.kind != "rank_raised":  # which is told with its traceback
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
-            _end_logs(run_dir, stall)
+            everyone = sorted({row.rank for row in stall.table} | set(stall.ranks))
+            _end_logs(run_dir, everyone, f"{stall.kind}: {stall.cause}")
         host = build_plugin_manager(plugins, wanted=recipe.backends)
         host.call_each("moeframe_on_stall", run_dir=run_dir.path, stall=stall)
 
@@ -94,12 +96,25 @@ def monitor(
     )
 
 
-def _end_logs(run_dir: RunDirectory, stall: Stall) -> None:
-    """Have the log of every rank end with the cause, whatever the rank itself could say of lost connections."""
+def _end_logs(run_dir: RunDirectory, ranks: Collection[int], verdict: str) -> None:
+    """Have the logs of ranks end with the cause, whatever a rank itself could say of lost connections."""
     when = datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
-    for rank in sorted({row.rank for row in stall.table} | set(stall.ranks)):
-        with (run_dir.log_dir / f"rank-{rank}.log").open("a", encoding="utf-8") as log:
-            log.write(f"{when} watchdog of rank {rank}: {stall.kind}: {stall.cause}\n")
+    for rank in ranks:
+        file = run_dir.log_dir / f"rank-{rank}.log"
+        if file.exists() and file.read_text(encoding="utf-8", errors="replace").rstrip().endswith(verdict):
+            continue
+        with file.open("a", encoding="utf-8") as log:
+            log.write(f"{when} watchdog of rank {rank}: {verdict}\n")
+
+
+def _close(run_dir: RunDirectory, ranks: Collection[int]) -> None:
+    """End the logs of this node's ranks, which have gone, with the verdict on the job, if there is one.
+
+    Ranks that lost those of another node may have written after that verdict.
+    """
+    verdict = read_json(StallDirectory(run_dir=run_dir.path).verdict_file)
+    if verdict is not None and verdict["kind"] != "rank_raised":
+        _end_logs(run_dir, ranks, f"{verdict['kind']}: {verdict['cause']}")
 
 
 def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], processes: Sequence[Process]) -> None:
@@ -148,6 +163,7 @@ def main(arguments: Sequence[str]) -> int:
                 watch.end_ranks()
             if watch.over():
                 watch.close()
+                _close(run_dir, processes)
                 return 0
     except SupersededError:  # a restart has a watchdog of its own
         return 0

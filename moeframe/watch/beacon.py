@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from moeframe import trace
 from moeframe.errors import JobFailedError
 from moeframe.trace import Place
-from moeframe.watch.processes import start_ticks
+from moeframe.watch.processes import machine, start_ticks
 from moeframe.watch.record import (
     MOMENT_SIZE,
     SIZE,
@@ -132,6 +132,7 @@ class Beacon:
             "pid": os.getpid(),
             "start_ticks": start_ticks(os.getpid()),
             "host": socket.gethostname(),
+            "machine": machine(),
             "monotonic": now,
             "wall": wall,
         }
@@ -307,6 +308,8 @@ def lit(run_dir: Path, rank: int, header: Mapping[str, Any]) -> Iterator[Beacon]
                 answered = beacon.count
                 _write_flight(beacon, flight_file(run_dir, rank))
 
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # what unregistering leaves: who asks too late must not kill
     thread = threading.Thread(target=pulse, name="moeframe-beacon", daemon=True)
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     before = faulthandler.is_enabled()

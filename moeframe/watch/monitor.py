@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from moeframe.protocols.stall import RankState, Stall
 from moeframe.watch.beacon import beacon_file, stack_file
 from moeframe.watch.crash import read_crash
 from moeframe.watch.judge import judge
-from moeframe.watch.processes import Process, end, health
+from moeframe.watch.processes import Process, end, health, machine
 from moeframe.watch.record import BeaconError
 from moeframe.watch.stall import StallDirectory, flush
 from moeframe.watch.view import Raised, RankView, interrupted, read_view, read_views
@@ -195,8 +194,8 @@ class Monitor:
 
     def _conclude(self, ended_by: Mapping[int, str] | None = None) -> bool:
         views, _ = read_views(self._run_dir, now=time.time())
-        silent = self._stall.wait_for(sorted({view.host for view in views}))
-        views = known_views(self._run_dir, self._raised(), ended_by or {}, silent_hosts=silent)
+        silent = self._stall.wait_for([view.rank for view in views])
+        views = known_views(self._run_dir, self._raised(), ended_by or {}, silent=silent)
         began = time.time() - (time.monotonic() - self._began)
         stall = judge(
             views, world_size=self._world_size, began=began, go_on=self._go_on(), processes=self._stall.states()
@@ -264,21 +263,25 @@ def _state(view: RankView, found: str) -> RankState:
 
 
 def known_views(
-    run_dir: Path, raised: Sequence[Raised], ended_by: Mapping[int, str], *, silent_hosts: Collection[str] = ()
+    run_dir: Path, raised: Sequence[Raised], ended_by: Mapping[int, str], *, silent: Collection[int] = ()
 ) -> list[RankView]:
     """Return all ranks with everything that is known of them on this machine.
 
-    A rank of a host that gives no sign counts as dead.
+    Args:
+        run_dir: of the job.
+        raised: what ranks have reported.
+        ended_by: how processes ended, by rank, where that is known.
+        silent: ranks whose watchdog gives no sign; they count as dead.
     """
     views, _ = read_views(run_dir, now=time.time())
     states = StallDirectory(run_dir=run_dir).states()
     reports = {report.rank: report for report in raised}
-    own = socket.gethostname()
+    own = machine()
     found = []
     for view in views:
-        here = health(view.pid, view.start_ticks) if view.host == own else "unknown"
+        here = health(view.pid, view.start_ticks) if view.machine == own else "unknown"
         asked = states.get(view.rank, here)
-        if view.host in silent_hosts:
+        if view.rank in silent:
             asked = "dead"
         found.append(
             replace(

@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["Health", "Process", "end", "health", "py_spy", "signal_to", "start_ticks"]
+__all__ = ["Health", "Process", "end", "health", "machine", "py_spy", "signal_to", "start_ticks"]
 
 Process: TypeAlias = tuple[int, int]
 """Its pid and when it started, in clock ticks since boot, which together name it for good."""
@@ -18,6 +19,18 @@ Health: TypeAlias = Literal["alive", "stopped", "dead", "unknown"]
 
 _STATE: Final = 2  # fields of /proc/<pid>/stat, see proc(5)
 _STARTED: Final = 21
+
+
+def machine() -> str:
+    """Return what tells this machine, and its container, from all others: pids mean nothing elsewhere.
+
+    Names of hosts do not: containers and clones have them alike.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # a container that hides them
+        return socket.gethostname()
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -1,7 +1,8 @@
 """The directory `stall/` of a run: who asks for evidence, what each host gives, and the verdict.
 
 Monitors of several nodes meet here alone. Who makes the directory leads: it asks (`request.json`), waits a little for
-what every host knows (`host-<name>.json`, stacks), judges, and writes `verdict.json`. All monitors then act on it.
+what every host knows (`host-<name>-<first rank>.json`, stacks), judges, and writes `verdict.json`. All monitors then
+act on it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,24 +106,27 @@ class StallDirectory:
         """
         states: dict[str, Health] = {str(rank): found for rank, found in processes.items()}
         states |= {str(view.rank): health(view.pid, view.start_ticks) for view in views}
+        alive = [view for view in views if states[str(view.rank)] == "alive"]
+        asked = [view for view in alive if view.moment.life not in ("finished", "failed")]  # the others answer no more
         sizes = {}
         for view in views:
             file = stack_file(self.run_dir, view.rank)
             sizes[view.rank] = file.stat().st_size if file.exists() else 0
-            if states[str(view.rank)] == "alive" and file.exists():
+            if view in asked and file.exists():
                 signal_to(view.pid, view.start_ticks, STACK_SIGNAL)
             flush(beacon_file(self.run_dir, view.rank))
-        self._wait_for_ranks([view for view in views if states[str(view.rank)] == "alive"], sizes)
+        self._wait_for_ranks(asked, sizes)
         for view in views:
             text = self._stack(view, states[str(view.rank)], sizes[view.rank])
             (self.path / f"rank-{view.rank}.stack").write_text(text, encoding="utf-8")
-        alive = [view for view in views if states[str(view.rank)] == "alive"]
         with ThreadPoolExecutor(max(1, len(alive))) as pool:  # together, so that the limit holds for all
             natives = pool.map(lambda view: py_spy(view.pid, _PY_SPY_S), alive)
         for view, native in zip(alive, natives, strict=True):
             if native:
                 (self.path / f"rank-{view.rank}.py-spy").write_text(native, encoding="utf-8")
-        write_json(self.path / f"host-{socket.gethostname()}.json", states)
+        # Two launchers may share a machine, and two machines a name.
+        first = min(map(int, states), default=0)
+        write_json(self.path / f"host-{socket.gethostname()}-{first}.json", states)
 
     def _wait_for_ranks(self, views: Sequence[RankView], sizes: Mapping[int, int]) -> None:
         """Wait until each has written its stack, and its flight-recorder trace if it has groups; not for long."""
@@ -149,11 +153,11 @@ class StallDirectory:
             text = ""
         return text or f"rank {view.rank} (process {view.pid}) did not write its stack within {_STACKS_S:g} s\n"
 
-    def wait_for(self, hosts: Sequence[str]) -> list[str]:
-        """Wait until every host has given what it knows; return those that have not."""
+    def wait_for(self, ranks: Collection[int]) -> list[int]:
+        """Wait until the watchdogs of these ranks have given what they know; return the ranks of which none has."""
         until = time.monotonic() + _HOSTS_S
         while True:
-            silent = [host for host in hosts if not (self.path / f"host-{host}.json").exists()]
+            silent = sorted(set(ranks) - set(self.states()))
             if not silent or time.monotonic() > until:
                 return silent
             time.sleep(_POLL_S)

@@ -91,6 +91,8 @@ class RankView:
     moment: Moment
     since: float
     still_s: float
+    machine: str = ""
+    """As `moeframe.watch.processes.machine`."""
     groups: tuple[Group, ...] = ()
     collectives: tuple[Launched, ...] | None = None
     device: Place | None = None
@@ -207,6 +209,7 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
         rank=header["rank"],
         world_size=header["world_size"],
         host=header["host"],
+        machine=header["machine"],
         pid=header["pid"],
         start_ticks=header["start_ticks"],
         state=states.get(moment.life, "unknown"),

@@ -1,7 +1,7 @@
 """Strikes a job at a place of one's choice, whatever its backends are. Used with --plugin.
 
 The environment variable STRIKE is ``fault rank step layer phase direction``; rank -1: all of them. It strikes once,
-just before the phase runs.
+just before the phase runs, and not again after a restart by torchrun.
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ class Striker:
 
 @hookimpl
 def moeframe_on_run_start(run_dir: Path, rank: int) -> None:
-    given = os.environ.get("STRIKE", "")
+    given = os.environ.get("STRIKE", "") if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else ""
     if given and int(given.split()[1]) in (-1, rank):
         listening.enter_context(trace.listen(Striker(given), backward="begin"))

@@ -109,7 +109,7 @@ def test_a_rank_of_another_machine_without_a_sign_of_life_is_dead(run_dir: Path,
     beacon(run_dir)
     file = beacon_file(run_dir, 0)
     data = file.read_bytes()
-    header = read_header(data) | {"host": "elsewhere"}
+    header = read_header(data) | {"host": "elsewhere", "machine": "elsewhere"}
     packed = pack_header(header)
     file.write_bytes(packed + data[len(packed) :])
     assert doctor(run_dir) == 0  # it has moved a moment ago

@@ -313,7 +313,7 @@ def test_ranks_of_a_host_that_gives_no_sign_are_dead(played, monkeypatch: pytest
     file = beacon_file(job.folder, 1)
     Beacon(file, {"rank": 1, "world_size": 2}).enter(Place(step=1, phase="data"))
     data = file.read_bytes()
-    packed = pack_header(read_header(data) | {"host": "elsewhere"})
+    packed = pack_header(read_header(data) | {"host": "elsewhere", "machine": "elsewhere"})
     file.write_bytes(packed + data[len(packed) :])
     watch = Monitor(
         job.folder,

@@ -10,6 +10,7 @@ from typing import Any
 from moeframe.config.compose import Composition, Part, compose
 from moeframe.config.dump import scalar_text
 from moeframe.config.load import read_recipe
+from moeframe.config.notes import notes
 from moeframe.config.schema import BACKEND_SECTIONS
 from moeframe.config.typed import default_of
 from moeframe.hooks.catalog import Catalog
@@ -43,6 +44,7 @@ def _table(composition: Composition) -> Iterator[str]:
         *_stages(composition),
         ("batch", _batch(composition)),
         ("model", _model(composition)),
+        *(("note", note) for note in notes(composition)),
     ]
     missing = why_no_cuda() if composition.recipe.launch.device == "cuda" else None
     if missing is not None:

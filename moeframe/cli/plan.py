@@ -11,6 +11,7 @@ from typing import Any, Final
 from moeframe.config.compose import Composition, compose
 from moeframe.config.footprint import NOT_COUNTED, Footprint, Item, footprint
 from moeframe.config.load import read_recipe
+from moeframe.config.notes import notes
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
 
@@ -49,6 +50,7 @@ def _data(composition: Composition, prints: Sequence[Footprint]) -> dict[str, An
         "backends": composition.recipe.backends,
         "ranks": [{**asdict(one), "layers": list(one.layers), "num_bytes": one.num_bytes} for one in prints],
         "not_counted": list(NOT_COUNTED),
+        "notes": [*notes(composition)],
     }
 
 
@@ -59,6 +61,7 @@ def _lines(composition: Composition, prints: Sequence[Footprint]) -> Iterator[st
         f"  {train.micro_batch_size * train.seq_len:,} tokens on a rank in a micro-batch, "
         f"{composition.num_micro_batches} micro-batch(es) a step"
     )
+    yield from (f"  note: {note}" for note in notes(composition))
     for one in prints:
         yield from _rank_lines(one, degrees.pp)
     yield ""

@@ -21,6 +21,8 @@ CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "docs",
 PYTEST: Final = ("python", "-m", "pytest")
 SIDE_BY_SIDE: Final = ("-n", "2", "--dist", "loadfile")
 """Two processes share the files: while one waits for its ranks, the other computes. Each has its own pool of ranks."""
+MANY_GPU_JOBS: Final = ("-n", "12", "--dist", "loadgroup")
+"""Each of them waits for its ranks most of the time. They take about 3 GiB of each GPU, one 25 GiB."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 LOWEST_TORCH: Final = "MOEFRAME_MINIMUMS_TORCH"
 GPU_EXTRAS: Final = ("deepep", "megatron-fsdp", "te")
@@ -117,13 +119,23 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Run what needs two GPUs, in the Python that runs nox: it holds a CUDA build of torch and the optional libraries.
+    """Run what needs GPUs, in the Python that runs nox: it holds a CUDA build of torch and the optional libraries.
 
-    Takes up to 8 minutes on two H200. Without two GPUs the tests are skipped, and say so. What was proved goes to
-    docs/matrix_gpu.json, or where MOEFRAME_GPU_RESULTS says. Arguments go to pytest.
+    Two parts: what compares numbers, many processes at once; then what measures speed, one by one. Together at most 8
+    minutes on two H200. Without GPUs the tests are skipped, and say so. What was proved goes to docs/matrix_gpu.json,
+    or where MOEFRAME_GPU_RESULTS says. Arguments go to pytest, which then runs once.
     """
     environment = {"MOEFRAME_GPU_RESULTS": "docs/matrix_gpu.json", **os.environ}
-    session.run(*PYTEST, "-m", "gpu", "-rs", *session.posargs, env=environment)
+    whole = [["-m", "gpu and not alone", *MANY_GPU_JOBS, "tests/gpu"], ["-m", "gpu and alone", "tests/gpu"]]
+    parts = [session.posargs] if session.posargs else whole
+    failed = []
+    for part in parts:
+        try:
+            session.run(*PYTEST, "-m", "gpu", "-rs", *part, env=environment)
+        except nox.command.CommandFailed:
+            failed.append(" ".join(part))
+    if failed:
+        session.error(f"failed: {'; '.join(failed)}")
 
 
 @nox.session(default=False)

@@ -2,10 +2,14 @@
 
 ``MOEFRAME_GPU_RESULTS=FILE`` has the combinations that were proved written to a file: a list of objects with
 `overrides`, `status`, `reason`, `date` and `machine`, as docs/matrix_gpu.json.
+
+Run one after the other they take too long. So `nox -s gpu` runs them in many processes at once, each group of them (the
+mark `xdist_group`) in one, which keeps its ranks; then, one by one, those marked `alone`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -25,7 +29,7 @@ from moeframe.verify.matrix.cells import key_of
 
 RESULTS = "MOEFRAME_GPU_RESULTS"
 FOLDER = Path(__file__).parent
-MEASURED = pytest.StashKey[list[str]]()
+MEASURED = "measured"
 
 
 def visible_gpus() -> list[str]:
@@ -48,22 +52,26 @@ def why_not(needed: int) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_gpu: in tests/gpu: one GPU is enough")
-    config.stash[MEASURED] = []
+    config.addinivalue_line("markers", "alone: in tests/gpu: measures speed, or fills the GPUs")
+    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs, one after the other")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.parent.name if item.parent else item.name))
             if reason := why_not(1 if item.get_closest_marker("one_gpu") else 2):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    measured = config.stash[MEASURED]
-    if measured:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    lines = [text for report in reports for name, text in report.user_properties if name == MEASURED]
+    if lines:
         terminalreporter.section("measured")
-        terminalreporter.write_line("\n".join(measured))
+        terminalreporter.write_line("\n".join(lines))
 
 
 def write_down(entry: dict[str, Any]) -> None:
@@ -71,11 +79,14 @@ def write_down(entry: dict[str, Any]) -> None:
     name = os.environ.get(RESULTS)
     if not name:
         return
-    file = Path(name)
-    older = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    entries = {key_of(one["overrides"]): one for one in older} | {key_of(entry["overrides"]): entry}
-    lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in entries.values())
-    file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    with Path(name).open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other processes prove other combinations
+        file.seek(0)
+        older = json.loads(file.read() or "[]")
+        entries = {key_of(one["overrides"]): one for one in older} | {key_of(entry["overrides"]): entry}
+        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in entries.values())
+        file.truncate(0)
+        file.write(f"[\n{lines}\n]\n")
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +136,6 @@ def gpus() -> list[str]:
 
 
 @pytest.fixture
-def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def measured(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Return what adds a line to the summary of measurements."""
-    return request.config.stash[MEASURED].append
+    return lambda text: record_property(MEASURED, text)

@@ -28,6 +28,7 @@ class OnTwoGpus(DispatcherConformance):
         require_usable("dispatcher", self.offer.name)
 
 
+@pytest.mark.xdist_group("deepep")
 class TestDeepEP(OnTwoGpus):
     __test__ = True
     offer = OFFERS["deepep"]

@@ -105,13 +105,16 @@ def oracle(ranks):
     def of(precision: str) -> Numbers:
         if precision not in known:
             overrides = (*ONE, f"train.precision={precision}", "sharding.options={}")
-            known[precision] = ranks.run(two_steps, overrides, world_size=1, timeout=120)[0]
+            known[precision] = ranks.run(two_steps, overrides, world_size=1, timeout=60)[0]
         return known[precision]
 
     return of
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=" ".join)
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, id=" ".join(cell), marks=pytest.mark.xdist_group(f"numbers {cell[1]}")) for cell in CELLS],
+)
 def test_two_gpus_compute_what_one_computes(ranks, oracle, require_usable, proved, cell: tuple[str, ...]) -> None:
     precision, dispatcher, sharding, schedule, recompute = cell
     require_usable("dispatcher", dispatcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 import torch
@@ -43,3 +44,9 @@ class TestAllToAll(OnCuda):
 class TestAllGather(OnCuda):
     __test__ = True
     offer = OFFERS["allgather"]
+
+
+class TestLimitedAllToAll(OnCuda):
+    __test__ = True
+    offer = OFFERS["alltoall"]
+    options: ClassVar[dict[str, object]] = {"max_ctas": 4}

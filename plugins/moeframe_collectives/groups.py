@@ -16,8 +16,9 @@ __all__ = ["exchange_group"]
 def exchange_group(context: DispatcherContext, max_ctas: int | None) -> ProcessGroup | None:
     """Return the ep group; with a limit, another of the same ranks whose kernels keep it. None: one rank.
 
-    Collective over the job where there is a limit: NCCL splits the groups off the one of all ranks, at once. An exchange that runs beside compute takes its multiprocessors
-    from it for as long as it lasts, waiting for the other ranks included.
+    Collective over the job where there is a limit: NCCL splits the groups off the one of all ranks, at once. An
+    exchange that runs beside compute takes its multiprocessors from it for as long as it lasts, waiting for the other
+    ranks included.
 
     Raises:
         ContractError: there is a limit, and the group does not run on NCCL.

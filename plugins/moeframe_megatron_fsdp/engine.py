@@ -26,7 +26,7 @@ from moeframe.protocols.sharding import Meshes
 from moeframe_megatron_fsdp.options import MegatronFsdpOptions
 from moeframe_megatron_fsdp.units import Marked
 
-__all__ = ["Engine", "require_known", "version"]
+__all__ = ["Engine", "import_package", "require_known", "version"]
 
 STRATEGIES: Final = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
@@ -60,11 +60,24 @@ def version() -> str:
         return "megatron_fsdp of no installed distribution"
 
 
-def _package() -> Any:
+def import_package() -> Any:
+    """Import megatron_fsdp.
+
+    Raises:
+        PluginError: importing failed, with the cause and what to do.
+    """
     with warnings.catch_warnings():
         # About parts of the package that quantize weights, which are not used here.
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed", category=UserWarning)
-        return importlib.import_module("megatron_fsdp")
+        try:
+            return importlib.import_module("megatron_fsdp")
+        except Exception as error:
+            raise PluginError(
+                f"sharding 'megatron_fsdp': {version()} cannot be imported beside torch {torch.__version__}: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Install `moeframe[megatron-fsdp]` again, which "
+                "brings what it needs (einops, packaging); where the cause names transformer_engine or megatron.core, "
+                "which it imports if they are there, mend or uninstall that one. Or use sharding.name=fsdp2."
+            ) from error
 
 
 def require_known(package: Any) -> None:
@@ -98,7 +111,7 @@ class Engine:
     """
 
     def __init__(self, model: nn.Module, mesh: Meshes, precision: Precision, options: MegatronFsdpOptions) -> None:
-        package = _package()
+        package = import_package()
         require_known(package)
         self.zero: int = options.zero
         alone = mesh.group("pp")

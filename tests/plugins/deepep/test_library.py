@@ -22,7 +22,10 @@ from moeframe.errors import JobFailedError, UnavailableOfferError
         ("Failed to compile the code, compile command: /bin/nvcc -std=c++17", "set CUDA_HOME"),
         ("sh: 1: nvcc: not found", "set CUDA_HOME"),
         ("No NVLink connection between GPU 0 and GPU 1, but allow_nvlink=True", "the dispatcher alltoall"),
+        ("Kernel cache type mismatch for dispatch (key=...): bad any_cast", "empty HYBRID_EP_CACHE_DIR"),
         ("CUDA error: unspecified launch failure", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "moeframe plan"),
         ("something else", "moeframe knows nothing about"),
     ],
 )

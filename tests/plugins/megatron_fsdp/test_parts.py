@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from moeframe_megatron_fsdp.engine import CLASSES, METHODS, require_known
+from moeframe_megatron_fsdp.engine import CLASSES, METHODS, import_package, require_known
 from moeframe_megatron_fsdp.flat import Run, by_rows, in_rank_order
 from moeframe_megatron_fsdp.names import Renamed, alias
 from moeframe_megatron_fsdp.options import MegatronFsdpOptions
@@ -128,6 +129,16 @@ def test_a_package_without_the_names_that_are_called_is_refused() -> None:
     del package.MixedPrecisionPolicy
     with pytest.raises(PluginError, match=rf"has no MixedPrecisionPolicy, MegatronFSDP\.{METHODS[0]}, .*0\.6\.1"):
         require_known(package)
+
+
+def test_a_package_that_cannot_be_imported_says_why_and_what_to_do(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "megatron_fsdp"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_einops\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "megatron_fsdp", raising=False)
+    with pytest.raises(PluginError, match=r"no_such_einops'\. Install .*einops.*sharding\.name=fsdp2"):
+        import_package()
 
 
 class Laid:

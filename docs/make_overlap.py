@@ -129,8 +129,13 @@ the reason of each refusal. Besides these:
 - `sharding: fsdp2` and `hsdp` need `reshard_after_forward: false`, as every schedule that runs weight gradients apart.
   They sum gradients once at the end of a step then, whole until that: more memory, fewer messages.
 - `train.recompute: full` gives a layer one backward, which cannot run phase by phase: use `selective` or `none`.
-- `parallel.pp` above 1 is refused: the phases of a whole model are paired, not yet those of a stage.
+- `parallel.pp` above 1 is refused: the phases of a whole model are paired, not those of a stage. `dualpipev` and the
+  other pipelines overlap stages of ranks instead, not phases: torch runs a forward and a backward that `dualpipev` puts
+  together one after the other, and what would replace that needs private state of its schedules.
 - `train.compile` is refused, as with every schedule that runs weight gradients apart.
+- With `dispatcher.options.max_ctas` (of `alltoall` and `allgather`) or `num_sms` (of `deepep`) exchanges take fewer
+  multiprocessors from the compute beside them, for longer. Measure before you set one.
+- One micro-batch a step has no partner; `moeframe check` and `plan` note it.
 - A dispatcher without `async_comm` blocks, so it computes right and hides nothing. `CUDA_DEVICE_MAX_CONNECTIONS=1` is
   refused on GPUs: two streams need two queues.
 

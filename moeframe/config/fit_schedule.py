@@ -21,9 +21,10 @@ __all__ = ["SCHEDULE_RULES"]
 def _pipeline(c: Composition) -> Iterator[Misfit]:
     traits, pp, name = c.schedule.traits, c.degrees.pp, c.schedule.offer.name
     if pp > 1 and not traits.pipelines:
+        phases = ": it runs the phases of a whole model, and a stage is a part of one" if traits.runs_phases else ""
         yield Misfit(
             path="parallel.pp",
-            message=f"given {pp}; schedule {name!r} runs one stage, without a pipeline.",
+            message=f"given {pp}; schedule {name!r} runs one stage, without a pipeline{phases}.",
             layouts=[{"pp": 1}],
             kinds=("schedule",),
             otherwise="Name a schedule that pipelines (`moeframe plugins` lists them).",

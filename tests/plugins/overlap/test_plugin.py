@@ -67,3 +67,16 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
         )
     paths = [problem.path for problem in caught.value.problems]
     assert sorted(paths) == ["parallel.pp", "sharding.name", "train.recompute"]
+
+
+def test_a_pipeline_is_refused_before_the_start_with_the_schedules_that_run_it() -> None:
+    with pytest.raises(RecipeError) as caught:
+        composed("schedule.name=overlap_1f1b", "parallel.pp=2", "parallel.ep=1", "dispatcher.name=local")
+    (problem,) = caught.value.problems
+    assert problem.path == "parallel.pp"
+    assert problem.message == (
+        "given 2; schedule 'overlap_1f1b' runs one stage, without a pipeline: it runs the phases of a whole model, and "
+        "a stage is a part of one."
+    )
+    assert problem.fix.startswith("Use parallel.pp=1; or schedule.name=1f1b")
+    assert composed("schedule.name=1f1b", "parallel.pp=2", "parallel.ep=1", "dispatcher.name=local")

@@ -92,6 +92,11 @@ def test_a_recipe_opens_with_its_purpose_its_launch_and_one_override(name) -> No
     composed(name, *settings)
 
 
+def test_the_recipes_page_lists_every_shipped_recipe_once() -> None:
+    page = (FOLDER.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `recipes/(\S+)` \|", page, re.MULTILINE)) == RECIPES
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_names_no_path_of_a_machine(name) -> None:
     assert not re.search(r"(^|\s)(/|~/)\w", (FOLDER / name).read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moeframe.errors import MoeframeError, PluginLoadError
@@ -33,7 +34,10 @@ class PluginFailure:
         """What the user can do."""
         if self.origin.distribution:
             return f"Repair or uninstall it, or block it with MOEFRAME_BLOCKED_PLUGINS={self.origin.plugin}."
-        if isinstance(self.exception, ModuleNotFoundError) and self.exception.name == self.origin.target:
+        if isinstance(self.exception, ModuleNotFoundError) and _holds(self.exception.name, self.origin.target):
+            file = _in_working_directory(self.origin.target)
+            if file is not None:
+                return f"{file} lies in the working directory, which is not searched: set PYTHONPATH=. for the command."
             return "Correct the name; a module in the working directory is found when PYTHONPATH=. is set."
         return "Repair it, or leave it out of --plugin and MOEFRAME_PLUGINS."
 
@@ -54,6 +58,17 @@ class PluginFailure:
             distribution=self.origin.distribution,
             version=self.origin.version,
         )
+
+
+def _holds(missing: str | None, target: str) -> bool:
+    """Whether a missing module is the wanted one, or a package that it lies in."""
+    return missing is not None and f"{target}.".startswith(f"{missing}.")
+
+
+def _in_working_directory(target: str) -> Path | None:
+    """Return the file of a module below the working directory, None where there is none."""
+    path = Path(*target.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 @dataclass(frozen=True, kw_only=True)

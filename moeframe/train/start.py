@@ -51,7 +51,7 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
     world = detect()
     recipe = composition.recipe
     if world.launcher != "none":
-        return _join(recipe, world, plugins, resume)
+        return _join(composition, world, plugins, resume)
     if recipe.launch.nnodes > 1:
         raise TopologyError(
             f"launch.nnodes = {recipe.launch.nnodes}: one command cannot start processes on other nodes. Start "
@@ -109,17 +109,31 @@ def how_it_ended(code: int) -> str:
 
 
 def headline(composition: Composition, opened: Opened) -> str:
-    """Return what is about to run, in two lines."""
+    """Return what is about to run: layout, backends, batch, and where it writes."""
     recipe, degrees = composition.recipe, composition.degrees
     processes = "1 process" if degrees.world == 1 else f"{degrees.world} processes"
-    parts = (composition.dispatcher, composition.sharding, composition.schedule, composition.compute)
-    backends = " + ".join(part.offer.name for part in parts)
+    axes = {name: getattr(degrees, name) for name in ("pp", "dp_replicate", "dp_shard", "ep")}
+    layout = ", ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
+    parts = {kind: getattr(composition, kind).offer.name for kind in ("dispatcher", "sharding", "schedule", "compute")}
+    micro_batches = composition.num_micro_batches
+    counted = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)} of {recipe.train.micro_batch_size} a rank"
     resumed = f", from the checkpoint of step {opened.step}" if opened.step else ""
-    return (
-        f"{recipe.name}: {processes}, ep {degrees.ep}; "
-        f"{backends}, {recipe.train.precision}, {recipe.train.steps} steps on {recipe.data.name}\n"
-        f"run directory: {opened.run_dir.path}{resumed}"
+    return "\n".join(
+        [
+            f"{recipe.name}: {processes}{f' ({layout})' if layout else ''} on {_device(recipe)}",
+            "  " + ", ".join(f"{kind} {name}" for kind, name in parts.items()),
+            f"  {recipe.train.precision}, {recipe.train.steps} steps of {composition.tokens_per_step:,} tokens "
+            f"({counted}) of {recipe.data.name}",
+            f"run directory: {opened.run_dir.path}{resumed}",
+        ]
     )
+
+
+def _device(recipe: Recipe) -> str:
+    """Return what the processes compute on, as far as that is known without torch."""
+    if recipe.launch.device == "auto":
+        return "cpu" if why_no_cuda() is not None else "cuda where each process has a GPU, else cpu"
+    return recipe.launch.device
 
 
 def report(run_dir: RunDirectory, outcome: Outcome) -> int:
@@ -203,12 +217,14 @@ def _results(metrics: Mapping[str, Any], held_out: float | None) -> str:
     return f"{losses}{validation}, largest expert load {1 + metrics['max_violation']:.2f} x the mean"
 
 
-def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | None) -> int:
-    """Work as one rank of a job that a launcher started; rank 0 finds and holds the run directory."""
+def _join(composition: Composition, world: World, plugins: Sequence[str], resume: str | None) -> int:
+    """Work as one rank of a job that a launcher started; rank 0 finds and holds the run directory, and talks."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from moeframe.launch.group import TIMEOUT, choose_device, joined
     from moeframe.train.worker import work
+
+    recipe = composition.recipe
 
     def rank() -> int:
         die_with_parent()
@@ -220,6 +236,8 @@ def _join(recipe: Recipe, world: World, plugins: Sequence[str], resume: str | No
             _on_rank_0(world, held.__enter__)
             try:
                 _on_rank_0(world, lambda: prepare(opened.run_dir, recipe))
+                if world.rank == 0:
+                    print(headline(composition, opened), flush=True)
                 if recipe.watchdog.enabled and world.local_rank == 0:
                     start_beside(opened.run_dir, world, plugins, processes)
                 summary = work(opened.run_dir, opened.step, plugins)

@@ -160,6 +160,21 @@ def test_a_module_named_by_the_user_that_is_not_there_is_refused_with_a_hint(sit
         build_plugin_manager(["min"])
 
 
+@pytest.mark.parametrize("file", ["of_here.py", "of_here/plugin.py", "of_here/plugin/__init__.py"])
+def test_a_module_that_only_lies_in_the_working_directory_is_refused_with_the_way_to_it(
+    site, tmp_path, monkeypatch, file
+) -> None:
+    folder = tmp_path / "here"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text(OBSERVER.replace("NAME", "of_here"))
+    monkeypatch.chdir(folder)
+    name = file.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+    with pytest.raises(PluginLoadError) as caught:
+        build_plugin_manager([name])
+    where = f"{file} lies in the working directory, which is not searched: set PYTHONPATH=. for the command."
+    assert str(caught.value).endswith(where)
+
+
 def test_modules_are_named_in_the_environment_too(site) -> None:
     for name in ("one", "two"):
         site.module(name, OBSERVER.replace("NAME", name))

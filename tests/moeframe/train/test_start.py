@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from moeframe.config.compose import compose
 from moeframe.config.load import load_recipe
+from moeframe.hooks.catalog import Catalog
+from moeframe.hooks.manager import build_plugin_manager
 from moeframe.launch.local import Outcome
 from moeframe.train import start
+from moeframe.train.resume import Opened
 from moeframe.train.run_directory import RunDirectory
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "deepseek_v3" / "tiny.yaml"
@@ -35,3 +39,38 @@ def test_a_job_whose_verdict_cannot_be_written_or_put_away_is_reported_all_the_s
     recipe = load_recipe(RECIPE).recipe
     assert start._watched(["true"], recipe, RunDirectory(tmp_path), ()) is outcome
     assert "cannot be written to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        (
+            [],
+            [
+                "deepseek_v3_tiny: 1 process on cpu",
+                "  dispatcher local, sharding replicate, schedule accumulate, compute torch",
+            ],
+        ),
+        (
+            [
+                *("launch.nproc_per_node=8", "parallel.pp=2", "parallel.ep=2", "parallel.dp_replicate=2"),
+                *("schedule.name=1f1b", "sharding.name=hsdp", "dispatcher.name=alltoall", "launch.device=cuda"),
+                *("train.global_batch_size=16", "train.micro_batch_size=2", "train.seq_len=64", "train.steps=3"),
+            ],
+            [
+                "deepseek_v3_tiny: 8 processes (pp 2, dp_replicate 2, dp_shard 2, ep 2) on cuda",
+                "  dispatcher alltoall, sharding hsdp, schedule 1f1b, compute torch",
+                "  float32, 3 steps of 1,024 tokens (2 micro-batches of 2 a rank) of python_sources",
+                "run directory: RUN, from the checkpoint of step 2",
+            ],
+        ),
+    ],
+)
+def test_a_run_says_its_layout_its_backends_and_its_batch(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], lines: list[str]
+) -> None:
+    monkeypatch.setattr(start, "why_no_cuda", lambda: "there is none")
+    composition = compose(load_recipe(RECIPE, overrides), Catalog(build_plugin_manager(environment={})))
+    said = start.headline(composition, Opened(run_dir=RunDirectory(Path("RUN")), step=2))
+    assert said.splitlines()[: len(lines)] == lines
+    assert max(map(len, said.splitlines())) <= 100

@@ -1,5 +1,6 @@
-"""Layers become one tree: defaults, base recipes, the recipe itself, overrides. The only user of OmegaConf.
+"""Layers become one tree: defaults, base recipes, the recipe itself, overrides; OmegaConf resolves it.
 
+OmegaConf takes a tenth of a second to import: only a recipe that holds ``${section.key}`` pays for it.
 Mappings merge key by key, everything else (lists too) is replaced by the later layer. `options` belong to the backend
 that their section names: a later layer that names another one starts with no options. An override may reach into a list
 (``optimizer.betas.0=0.8``).
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from moeframe.config.expansion import overgrown
 from moeframe.config.tree import Expression, Leaf, Tree, join
@@ -18,6 +19,7 @@ from moeframe.errors import Location, Problem
 __all__ = ["Merger"]
 
 _FLAGS: Final = {"allow_objects": True}
+TreeT = TypeVar("TreeT", bound=Tree)
 
 
 class Merger:
@@ -25,18 +27,14 @@ class Merger:
 
     def __init__(self, defaults: dict[str, Tree]) -> None:
         """Start from the lowest layer."""
-        # OmegaConf takes a tenth of a second to import: only commands that load a recipe pay for it.
-        from omegaconf import OmegaConf
-
-        self._omega = OmegaConf
-        self._config: Any = OmegaConf.create(defaults, flags=_FLAGS)
+        self._tree: dict[str, Tree] = _copied(defaults)
         self.problems: list[Problem] = []
         self._overgrown: Mapping[str, Expression] = {}
 
     def add(self, tree: Mapping[str, Tree]) -> None:
         """Lay a recipe file over what there is."""
         self._drop_options({section: _name_in(body) for section, body in tree.items()})
-        self._lay(dict(tree))
+        self._lay(self._tree, tree, ())
 
     def override(self, values: Iterable[tuple[str, Tree]]) -> None:
         """Lay overrides over what there is, in their order; together they are one layer."""
@@ -52,61 +50,80 @@ class Merger:
 
         What cannot be resolved is left out, and stands in `problems`.
         """
-        tree = self._omega.to_container(self._config, resolve=False)
-        assert isinstance(tree, dict)
-        self._overgrown = overgrown(cast("dict[str, Tree]", tree))
+        if not _interpolates(self._tree):
+            return self._tree
+        self._overgrown = overgrown(self._tree)
         for path, expression in list(self._overgrown.items())[:1]:
             message = f"{str(expression)[:80]!r} stands for more than a recipe may hold, through other references."
             where = expression.origin.where
             self.problems.append(Problem(path=path, message=message, fix="Write the value.", where=where))
-        made = self._resolve(tree, self._config, "")
+        made = self._resolve(self._tree, self._omega_config(), "")
         assert isinstance(made, dict)
         return made
+
+    def _omega_config(self) -> Any:
+        """Return what there is as OmegaConf sees it."""
+        from omegaconf import OmegaConf
+
+        return OmegaConf.create(self._tree, flags=_FLAGS)
 
     def _drop_options(self, names: Mapping[str, Any]) -> None:
         """Empty the options of each section whose backend is about to change."""
         for section, name in names.items():
-            body: Any = self._config.get(section) if "." not in section and section in self._config else None
-            if name is None or not self._omega.is_dict(body) or "options" not in body:
+            if name is None or "." in section:
                 continue
-            present = self._omega.to_container(body, resolve=False)
-            assert isinstance(present, dict)
-            if "name" in present and str(present["name"]) != str(name):
-                body["options"] = {}
+            body = self._mapping_at((section,), self._tree.get(section))
+            if body is not None and "options" in body and "name" in body and str(body["name"]) != str(name):
+                self._tree[section] = {**body, "options": {}}
 
     def _override(self, key: str, value: Tree) -> None:
         """Lay one override over the tree."""
         parts = key.split(".")
-        config = self._config
+        at: Tree = self._tree
         for depth, part in enumerate(parts):
-            if self._omega.is_list(config):
-                self._override_list(key, ".".join(parts[:depth]), config, part, value, parts[depth + 1 :])
+            if isinstance(at, list):
+                self._override_list(key, ".".join(parts[:depth]), at, part, value, parts[depth + 1 :])
                 return
-            if not self._omega.is_dict(config) or part not in config or self._omega.is_interpolation(config, part):
+            if not isinstance(at, dict) or part not in at:
                 break
-            config = config[part]
-        nested: Any = value
+            at = at[part]
+        nested = value
         for part in reversed(parts):
             nested = {part: nested}
-        self._lay(nested)
+        assert isinstance(nested, dict)
+        self._lay(self._tree, nested, ())
 
-    def _lay(self, tree: dict[str, Tree]) -> None:
-        """Merge a tree over what there is."""
-        self._make_room(self._config, tree)
-        self._config = self._omega.merge(self._config, self._omega.create(tree, flags=_FLAGS))
+    def _lay(self, under: dict[str, Tree], over: Mapping[str, Tree], path: tuple[str, ...]) -> None:
+        """Merge a tree over the mapping at a path."""
+        for key, value in over.items():
+            here = (*path, key)
+            body = self._mapping_at(here, under.get(key)) if isinstance(value, dict) else None
+            if body is None:
+                under[key] = _copied(value)
+            else:
+                assert isinstance(value, dict)
+                under[key] = body
+                self._lay(body, value, here)
 
-    def _make_room(self, config: Any, tree: dict[str, Tree]) -> None:
-        """Remove lists that mappings replace, and the reverse: OmegaConf raises on them, and typing must speak."""
-        for key, value in tree.items():
-            if isinstance(value, Leaf | Expression) or key not in config or self._omega.is_interpolation(config, key):
-                continue
-            present = config[key]
-            if isinstance(value, dict) and self._omega.is_dict(present):
-                self._make_room(present, value)
-            elif self._omega.is_config(present) and not (isinstance(value, list) and self._omega.is_list(present)):
-                del config[key]
+    def _mapping_at(self, path: tuple[str, ...], body: Tree | None) -> dict[str, Tree] | None:
+        """Return the mapping at a path, a copy of the one that its expression stands for, or None."""
+        if not isinstance(body, Expression):
+            return body if isinstance(body, dict) else None
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
 
-    def _override_list(self, key: str, path: str, entries: Any, index: str, value: Tree, rest: list[str]) -> None:
+        found = self._omega_config()
+        try:
+            for key in path:
+                found = found[key]
+        except (OmegaConfBaseException, RecursionError):
+            return None  # `resolved` says why, unless the layer that is being laid replaces it
+        made = OmegaConf.to_container(found, resolve=False) if OmegaConf.is_dict(found) else None
+        return cast("dict[str, Tree] | None", made)
+
+    def _override_list(
+        self, key: str, path: str, entries: list[Tree], index: str, value: Tree, rest: list[str]
+    ) -> None:
         """Replace one entry of a list."""
         if rest or not index.isdecimal() or int(index) >= len(entries):
             message = f"{path} is a list of {len(entries)} entries, and {key!r} names none of them."
@@ -151,7 +168,23 @@ class Merger:
             return Leaf(found.text, quoted=found.quoted, origin=origin)
         if isinstance(found, str):
             return Leaf(str(found), quoted=expression.quoted, origin=origin)
-        return self._resolve(self._omega.to_container(found, resolve=False), found, path)
+        from omegaconf import OmegaConf
+
+        return self._resolve(OmegaConf.to_container(found, resolve=False), found, path)
+
+
+def _copied(tree: TreeT) -> TreeT:
+    """Return a copy of the mappings and lists of a tree; leaves are never changed."""
+    if isinstance(tree, dict):
+        return cast("TreeT", {key: _copied(value) for key, value in tree.items()})
+    return cast("TreeT", [_copied(value) for value in tree]) if isinstance(tree, list) else tree
+
+
+def _interpolates(tree: Tree) -> bool:
+    """Return whether an expression stands anywhere in a tree."""
+    if isinstance(tree, dict | list):
+        return any(map(_interpolates, tree.values() if isinstance(tree, dict) else tree))
+    return isinstance(tree, Expression)
 
 
 def _name_in(body: Tree) -> Tree | None:

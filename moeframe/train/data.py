@@ -6,14 +6,16 @@ The order depends on the seed and the global position alone: layouts and restart
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy
 import torch
 
 from moeframe.errors import UserInputError
 from moeframe.protocols.data import IGNORED, Dataset, MicroBatch, TokenSequence
 from moeframe.train.permutation import Permutation
+
+if TYPE_CHECKING:
+    import numpy
 
 __all__ = ["BatchPlan", "DataOrder", "make_micro_batch", "padding_sequence", "require_enough"]
 
@@ -93,6 +95,8 @@ def require_enough(dataset: Dataset, *, name: str, steps: int, global_batch_size
 
 def padding_sequence(seq_len: int) -> TokenSequence:
     """Return a sequence that counts nowhere; it fills up a rank's last batch."""
+    import numpy
+
     return TokenSequence(
         tokens=numpy.zeros(seq_len + 1, dtype=numpy.int64), padding=numpy.ones(seq_len + 1, dtype=numpy.bool_)
     )
@@ -115,6 +119,8 @@ def _shifted(tokens: torch.Tensor, there: torch.Tensor, document_ids: torch.Tens
 
 def _stacked(arrays: list[numpy.ndarray[Any, Any] | None], like: torch.Tensor, dtype: Any) -> torch.Tensor | None:
     """Return (B, S + 1) of what some sequences have, zeros for the others; None when none has it."""
+    import numpy
+
     if all(array is None for array in arrays):
         return None
     nothing = numpy.zeros(like.shape[1], dtype=dtype)
@@ -123,6 +129,8 @@ def _stacked(arrays: list[numpy.ndarray[Any, Any] | None], like: torch.Tensor, d
 
 def make_micro_batch(sequences: list[TokenSequence], *, mtp_depth: int, device: torch.device) -> MicroBatch:
     """Stack sequences of S + 1 tokens into inputs (B, S) and the targets of the model and of its MTP modules."""
+    import numpy
+
     tokens = torch.from_numpy(numpy.stack([sequence.tokens for sequence in sequences]))
     padding = _stacked([sequence.padding for sequence in sequences], tokens, numpy.bool_)
     document_ids = _stacked([sequence.document_ids for sequence in sequences], tokens, numpy.int64)

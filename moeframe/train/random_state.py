@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy
 import torch
 
 __all__ = ["get_random_state", "seed_random_state", "set_random_state"]
@@ -16,6 +15,8 @@ def seed_random_state(seed: int, rank: int) -> None:
 
     Plugins may: two runs of one recipe draw the same then, and no two ranks do.
     """
+    import numpy
+
     torch_seed, numpy_seed, python_seed = (
         numpy.random.SeedSequence([seed, rank]).generate_state(3, numpy.uint64).tolist()
     )
@@ -26,6 +27,8 @@ def seed_random_state(seed: int, rank: int) -> None:
 
 def get_random_state(device: torch.device) -> dict[str, torch.Tensor]:
     """Return copies of the states of all global generators of this process, by name; CPU tensors, no pickles."""
+    import numpy
+
     _, keys, position, has_gauss, cached = numpy.random.get_state()  # noqa: NPY002  plugins may use it
     version, internal, gauss = random.getstate()
     assert version == 3
@@ -43,6 +46,8 @@ def get_random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
     """Restore what `get_random_state` returned."""
+    import numpy
+
     torch.set_rng_state(state["torch"])
     position, has_gauss, cached = state["numpy_rest"].tolist()
     keys = state["numpy"].numpy().astype(numpy.uint32)

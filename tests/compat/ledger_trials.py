@@ -15,7 +15,6 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 RECIPE: dict[str, dict[str, Any]] = {
     "model": {
@@ -68,7 +67,7 @@ def from_command_line(config: Mapping[str, Any]) -> dict[str, Any]:
 
     check = importlib.import_module("moeframe.cli.check")
     _new_process()
-    with _folder() as folder, patch.multiple(check, compose=_reach, build_plugin_manager=_anything, Catalog=_anything):
+    with _folder() as folder, _replaced(check, compose=_reach, build_plugin_manager=_anything, Catalog=_anything):
         _write(folder / "plain.yaml", {})
         try:
             app(["check", str(folder / "plain.yaml"), *_overrides(config)], standalone_mode=False)
@@ -131,6 +130,17 @@ def _load(path: Path, overrides: list[str]) -> dict[str, Any]:
     return asdict(load_recipe(path, overrides).recipe)
 
 
+@contextmanager
+def _replaced(module: Any, **names: Any) -> Iterator[None]:
+    """Put others in place of what a module holds, for a while; `unittest.mock` takes longer to import than all this."""
+    before = {name: getattr(module, name) for name in names}
+    vars(module).update(names)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
 def _new_process() -> None:
     """Warn again of what was told before."""
     from moeframe.config.ledger import forget_what_was_told
@@ -154,7 +164,7 @@ def _reach(loaded: Any, *_: Any, **__: Any) -> None:
 def _assemble(arguments: Mapping[str, Any]) -> dict[str, Any]:
     assembly = importlib.import_module("moeframe.train.assemble")
     before = ("build_plugin_manager", "this_process", "choose_device", "Catalog")
-    with patch.multiple(assembly, compose=_reach, **dict.fromkeys(before, _anything)):
+    with _replaced(assembly, compose=_reach, **dict.fromkeys(before, _anything)):
         try:
             assembly.assemble(_plain(), **arguments)
         except _ReachedError as reached:

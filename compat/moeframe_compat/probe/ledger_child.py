@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import importlib
 import importlib.util
 import json
@@ -133,6 +134,7 @@ def main() -> None:
     """Answer the request in the argument."""
     request = json.loads(sys.argv[1])
     root = request["root"]
+    gc.set_threshold(100_000)  # a short life among many objects that stay
     recorder = _module(Path(__file__).with_name("files_read.py")).Recorder()
     sys.path.insert(0, root)
     _module(Path(__file__).with_name("child.py")).stub_heavy_modules()

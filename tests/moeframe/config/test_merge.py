@@ -170,3 +170,15 @@ def test_a_file_that_names_another_backend_starts_without_options(recipes) -> No
     recipes.over_base("dispatcher: {name: deep, options: {num_sms: 24}}")
     recipes.write("extends: r.yaml\ndispatcher: {name: plain}\n", "top.yaml")
     assert load_recipe("top.yaml").recipe.dispatcher.options == {}
+
+
+def test_a_section_that_stands_for_another_one_is_a_copy_that_later_layers_change(recipes) -> None:
+    text = "data: {options: {a: {x: '1', y: '${train.steps}'}, b: '${data.options.a}'}}"
+    loaded = recipes.load(text, "data.options.b.x=two", "train.steps=7")
+    assert loaded.recipe.data.options == {"a": {"x": "1", "y": 7}, "b": {"x": "two", "y": 7}}
+
+
+def test_a_section_that_stands_for_nothing_is_replaced_by_a_later_layer(recipes) -> None:
+    assert recipes.load("data: {options: {b: '${data.nothing}'}}", "data.options.b.x=1").recipe.data.options == {
+        "b": {"x": 1}
+    }

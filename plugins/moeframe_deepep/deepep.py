@@ -68,7 +68,6 @@ class DeepEPDispatcher(Dispatcher):
                 context.ep_group,
                 (api, size, options.num_sms),
                 partial(open_wire, library, api, context.ep_group, size, options),
-                _close,
             )
         self._context = context
         self._validate = options.validate or context.device.type == "cpu"
@@ -83,7 +82,7 @@ class DeepEPDispatcher(Dispatcher):
         """
         context, ids_TK = self._context, expert_ids_TK
         require_ids(ids_TK, context.num_experts, context.top_k, context.max_tokens, values=self._validate)
-        wire: Wire = self._lease.buffer
+        wire = self._lease.buffer
         with working(context.ep_rank, "exchanging counts"):
             route = wire.route(ids_TK.contiguous(), context.num_experts)
         return DeepEPLayout(
@@ -129,10 +128,6 @@ class DeepEPDispatcher(Dispatcher):
         """Free the buffer, unless another dispatcher of this process uses it too."""
         with working(self._context.ep_rank, "freeing the buffer"):
             self._lease.give_back()
-
-
-def _close(wire: Wire) -> None:
-    wire.close()
 
 
 def _on_device(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -81,7 +81,6 @@ class HybridEPDispatcher(Dispatcher):
                 context.ep_group,
                 shape,
                 partial(open_hybrid_wire, library, context, tokens, options),
-                _close,
             )
         if self._lease.is_new:
             self._compile()
@@ -174,10 +173,6 @@ class HybridEPDispatcher(Dispatcher):
             torch.cuda.synchronize(context.device)
         if tell:
             _LOG.warning("hybridep: kernels are ready after %.1f s", time.perf_counter() - start)
-
-
-def _close(wire: HybridWire) -> None:
-    wire.close()
 
 
 def _scattered(ids_TK: torch.Tensor, values_TK: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch.distributed import ProcessGroup
 
 __all__ = ["Lease", "lease"]
+
+
+class _Buffer(Protocol):
+    def close(self) -> None:
+        """Free the memory; on every rank of the group, in the same order."""
+
+
+B = TypeVar("B", bound=_Buffer)
 
 
 @dataclass
@@ -24,13 +32,12 @@ _held: dict[tuple[int, Hashable], _Held] = {}
 
 
 @dataclass
-class Lease:
+class Lease(Generic[B]):
     """The right to use a buffer until `give_back`. `is_new`: it was made for this lease."""
 
     key: tuple[int, Hashable]
-    buffer: Any
+    buffer: B
     is_new: bool
-    _close: Callable[[Any], None]
     _open: bool = True
 
     def give_back(self) -> None:
@@ -42,10 +49,10 @@ class Lease:
         held.users -= 1
         if held.users == 0:
             del _held[self.key]
-            self._close(held.buffer)
+            held.buffer.close()
 
 
-def lease(group: ProcessGroup, shape: Hashable, make: Callable[[], Any], close: Callable[[Any], None]) -> Lease:
+def lease(group: ProcessGroup, shape: Hashable, make: Callable[[], B]) -> Lease[B]:
     """Return a lease of the buffer of that group and shape, made if there is none.
 
     Every rank of the group asks and gives back in the same order.
@@ -55,4 +62,4 @@ def lease(group: ProcessGroup, shape: Hashable, make: Callable[[], Any], close: 
     if is_new:
         _held[key] = _Held(group=group, buffer=make())
     _held[key].users += 1
-    return Lease(key=key, buffer=_held[key].buffer, is_new=is_new, _close=close)
+    return Lease(key=key, buffer=_held[key].buffer, is_new=is_new)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Final
 
 import torch
 from torch import distributed
 
 from moeframe.errors import ContractError
-from moeframe.protocols.dispatcher import Dispatched, Dispatcher, DispatcherContext, DispatcherTraits
-from moeframe.protocols.precision import DtypeName, Precision
+from moeframe.testing.dispatcher_bench import (
+    Bench,
+    Subject,
+    released,
+    require,
+    require_equal,
+    require_rows,
+    require_values,
+)
 from moeframe.testing.dispatcher_reference import (
-    CallData,
-    call_data,
-    expected_rows,
     expected_values,
-    expert_weights,
 )
 from moeframe.testing.host_syncs import HostSyncs
-from moeframe.testing.workloads import WORKLOADS, Workload, build_steps
-
-if TYPE_CHECKING:
-    from moeframe.hooks.offers import DispatcherOffer
+from moeframe.testing.workloads import WORKLOADS, Workload
 
 __all__ = [
     "Subject",
@@ -44,130 +40,37 @@ __all__ = [
 ]
 
 
-Check = TypeVar("Check", bound=Callable[..., None])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The dispatcher under test, as it travels to the ranks."""
-
-    offer: DispatcherOffer
-    options: Mapping[str, Any]
-    device: str
-    dtype: DtypeName
-
-    @property
-    def traits(self) -> DispatcherTraits:
-        """Traits of the offer for these options and this dtype."""
-        return self.offer.traits(self.offer.options(**self.options), Precision.of(self.dtype))
-
-
-_built: list[Dispatcher] = []
-"""What the running check has built on this rank."""
-
-
-def _released(check: Check) -> Check:
-    """Have a check release what it built, in order; after a failure nothing is, since that may wait for ranks."""
-
-    @wraps(check)
-    def run(*args: Any) -> None:
-        _built.clear()
-        check(*args)
-        while _built:
-            _built.pop(0).release()
-
-    return cast("Check", run)
-
-
-class _Bench:
-    """One built dispatcher on this rank, and its experts ``gate * w_e * x``."""
-
-    def __init__(self, subject: Subject, workload: Workload, *, num_experts: int | None = None) -> None:
-        self.rank, self.ep = distributed.get_rank(), distributed.get_world_size()
-        traits = subject.traits
-        self.device = torch.device("cuda", self.rank) if subject.device == "cuda" else torch.device("cpu")
-        self.dtype = Precision.of(subject.dtype).dtype("compute")
-        self.high = Precision.of(subject.dtype).dtype("high")
-        per_rank = traits.experts_multiple // math.gcd(traits.experts_multiple, self.ep)
-        workload = replace(workload, num_local_experts=-(-workload.num_local_experts // per_rank) * per_rank)
-        self.num_experts = num_experts or workload.num_local_experts * self.ep
-        self.num_local = self.num_experts // self.ep
-        self.top_k = min(workload.top_k, traits.max_topk or workload.top_k, self.num_experts)
-        least = max(workload.hidden_size, traits.min_hidden)
-        self.hidden = -(-least // traits.hidden_multiple) * traits.hidden_multiple
-        self.steps = build_steps(workload, ep_size=self.ep, top_k=self.top_k, token_multiple=traits.token_multiple)
-        self.dispatcher: Dispatcher = subject.offer.build(
-            subject.offer.options(**subject.options),
-            DispatcherContext(
-                ep_axis="ep",
-                ep_size=self.ep,
-                ep_rank=self.rank,
-                ep_group=distributed.group.WORLD,
-                num_experts=self.num_experts,
-                hidden_size=self.hidden,
-                top_k=self.top_k,
-                max_tokens=max(ids_TK.shape[0] for step in self.steps for ids_TK in step),
-                dtype=self.dtype,
-                device=self.device,
-            ),
-        )
-        _built.append(self.dispatcher)
-        first = self.rank * self.num_local
-        self.experts = range(first, first + self.num_local)
-        self.w_ED = expert_weights(self.num_experts, self.hidden)
-        self.own_w_ED = self.w_ED[first : first + self.num_local].to(self.device, self.high).requires_grad_()
-
-    def calls(self, step: int) -> list[CallData]:
-        """Return every rank's input of a step."""
-        numbered = self.dtype != torch.bfloat16
-        return [call_data(ids_TK, rank, self.hidden, numbered=numbered) for rank, ids_TK in enumerate(self.steps[step])]
-
-    def leaves(self, call: CallData) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and gates on the device, requiring gradients."""
-        x_TD = call.x_TD.to(self.device, self.dtype, copy=True).requires_grad_()
-        return x_TD, call.gates_TK.to(self.device, self.high, copy=True).requires_grad_()
-
-    def run_experts(self, dispatched: Dispatched) -> torch.Tensor:
-        """Compute ``gate * w_e * x`` in high precision; rows beyond the counts become NaN."""
-        num_rows = int(dispatched.counts_E.sum())
-        experts_R = torch.arange(self.num_local, device=self.device).repeat_interleave(dispatched.counts_E)
-        rows_RD = dispatched.rows_RD[:num_rows].to(self.high) * self.own_w_ED[experts_R]
-        rows_RD = (rows_RD * dispatched.gates_R[:num_rows, None]).to(self.dtype)
-        padding = dispatched.rows_RD.shape[0] - num_rows
-        return torch.cat([rows_RD, rows_RD.new_full((padding, self.hidden), torch.nan)])
-
-
-@_released
+@released
 def check_workload(subject: Subject, workload: str) -> None:
     """Every row arrives once, grouped by expert; output and all gradients equal the formula with difference 0."""
     _check_workload(subject, workload)
 
 
 def _check_workload(subject: Subject, workload: str) -> None:
-    bench = _Bench(subject, WORKLOADS[workload])
+    bench = Bench(subject, WORKLOADS[workload])
     for step in range(len(bench.steps)):
         place = f"{workload}, call {step}, rank {bench.rank}"
         calls = bench.calls(step)
         x_TD, gates_TK = bench.leaves(calls[bench.rank])
         ids_TK = calls[bench.rank].ids_TK.to(bench.device, copy=True)
         layout = bench.dispatcher.layout(ids_TK)
-        _require(layout.num_tokens == x_TD.shape[0], f"{place}: layout.num_tokens is {layout.num_tokens}")
+        require(layout.num_tokens == x_TD.shape[0], f"{place}: layout.num_tokens is {layout.num_tokens}")
         dispatched = bench.dispatcher.dispatch(x_TD, gates_TK, layout)
-        _require_rows(bench, calls, dispatched, place)
+        require_rows(bench, calls, dispatched, place)
         out_TD = bench.dispatcher.combine(bench.run_experts(dispatched), dispatched)
-        _require(out_TD.requires_grad, f"{place}: the output has no gradient function")
+        require(out_TD.requires_grad, f"{place}: the output has no gradient function")
         torch.autograd.backward(out_TD, calls[bench.rank].grad_TD.to(out_TD))
-        _require_values(bench, calls, (x_TD, gates_TK, out_TD), place)
+        require_values(bench, calls, (x_TD, gates_TK, out_TD), place)
         inputs = calls[bench.rank]
-        _require_equal(x_TD.detach(), inputs.x_TD.to(bench.dtype), f"{place}: x_TD after the call (changed in place)")
-        _require_equal(gates_TK.detach(), inputs.gates_TK.to(bench.high), f"{place}: gates_TK after the call")
-        _require_equal(ids_TK, inputs.ids_TK, f"{place}: expert ids after the call")
+        require_equal(x_TD.detach(), inputs.x_TD.to(bench.dtype), f"{place}: x_TD after the call (changed in place)")
+        require_equal(gates_TK.detach(), inputs.gates_TK.to(bench.high), f"{place}: gates_TK after the call")
+        require_equal(ids_TK, inputs.ids_TK, f"{place}: expert ids after the call")
 
 
-@_released
+@released
 def check_in_flight(subject: Subject) -> None:
     """Two dispatches before the first combine, and both backward passes after both: state lives in the handles."""
-    bench = _Bench(subject, WORKLOADS["rotating"])
+    bench = Bench(subject, WORKLOADS["rotating"])
     flights = []
     for step in (0, 1):
         call = bench.calls(step)[bench.rank]
@@ -181,13 +84,13 @@ def check_in_flight(subject: Subject) -> None:
     for step, call, leaves, out_TD in reversed(outputs):
         bench.own_w_ED.grad = None
         torch.autograd.backward(out_TD, call.grad_TD.to(out_TD))
-        _require_values(bench, bench.calls(step), (*leaves, out_TD), f"dispatch {step} of two in flight")
+        require_values(bench, bench.calls(step), (*leaves, out_TD), f"dispatch {step} of two in flight")
 
 
-@_released
+@released
 def check_reused_layout(subject: Subject) -> None:
     """A layout serves several dispatches, as recomputation needs: each gives the same rows and the same output."""
-    bench = _Bench(subject, WORKLOADS["balanced"])
+    bench = Bench(subject, WORKLOADS["balanced"])
     calls = bench.calls(0)
     layout = bench.dispatcher.layout(calls[bench.rank].ids_TK.to(bench.device))
     for turn in ("first", "second"):
@@ -195,17 +98,17 @@ def check_reused_layout(subject: Subject) -> None:
         bench.own_w_ED.grad = None
         x_TD, gates_TK = bench.leaves(calls[bench.rank])
         dispatched = bench.dispatcher.dispatch(x_TD, gates_TK, layout)
-        _require_rows(bench, calls, dispatched, place)
+        require_rows(bench, calls, dispatched, place)
         out_TD = bench.dispatcher.combine(bench.run_experts(dispatched), dispatched)
         torch.autograd.backward(out_TD, calls[bench.rank].grad_TD.to(out_TD))
-        _require_values(bench, calls, (x_TD, gates_TK, out_TD), place)
+        require_values(bench, calls, (x_TD, gates_TK, out_TD), place)
 
 
-@_released
+@released
 def check_accumulation(subject: Subject) -> None:
     """Expert outputs 256, 1, 1 ... of one token sum to what float32 gives; bfloat16 would stay at 256."""
     workload = Workload(name="sum", steps=WORKLOADS["balanced"].steps, num_local_experts=8, top_k=8)
-    bench = _Bench(subject, workload)
+    bench = Bench(subject, workload)
     ids_TK = torch.arange(bench.top_k, device=bench.device).repeat(bench.steps[0][bench.rank].shape[0], 1)
     x_TD = torch.ones(ids_TK.shape[0], bench.hidden, dtype=bench.dtype, device=bench.device)
     gates_TK = torch.ones(ids_TK.shape, dtype=bench.high, device=bench.device)
@@ -215,20 +118,20 @@ def check_accumulation(subject: Subject) -> None:
         rows_RD[: int(dispatched.counts_E[0])] = 256
     out_TD = bench.dispatcher.combine(rows_RD, dispatched)
     expected = torch.full_like(x_TD, 256 + bench.top_k - 1, dtype=torch.float64).to(bench.dtype)
-    _require_equal(out_TD, expected, f"sum of the expert outputs 256 and {bench.top_k - 1} times 1")
+    require_equal(out_TD, expected, f"sum of the expert outputs 256 and {bench.top_k - 1} times 1")
 
 
-@_released
+@released
 def check_no_grad(subject: Subject) -> None:
     """Without gradients the output is the same and holds no graph."""
-    bench = _Bench(subject, WORKLOADS["hot_expert"])
+    bench = Bench(subject, WORKLOADS["hot_expert"])
     calls = bench.calls(0)
     with torch.no_grad():
         layout = bench.dispatcher.layout(calls[bench.rank].ids_TK.to(bench.device))
         dispatched = bench.dispatcher.dispatch(*bench.leaves(calls[bench.rank]), layout)
         out_TD = bench.dispatcher.combine(bench.run_experts(dispatched), dispatched)
-    _require(not out_TD.requires_grad, "the output requires a gradient under no_grad")
-    _require_equal(out_TD, expected_values(calls, bench.rank, bench.w_ED).out_TD.to(bench.dtype), "output")
+    require(not out_TD.requires_grad, "the output requires a gradient under no_grad")
+    require_equal(out_TD, expected_values(calls, bench.rank, bench.w_ED).out_TD.to(bench.dtype), "output")
 
 
 _GIVEN_UP: Final[Mapping[str, str]] = {
@@ -239,7 +142,7 @@ _GIVEN_UP: Final[Mapping[str, str]] = {
 """What may be freed after the forward when the trait of that name is false."""
 
 
-@_released
+@released
 def check_freed_inputs(subject: Subject) -> None:
     """Where a trait says that a tensor is not kept, nobody reads it again: filled with NaN, and then really freed."""
     released = [trait for trait in _GIVEN_UP if not getattr(subject.traits, trait)]
@@ -254,7 +157,7 @@ def _require_gradients_without(
     subject: Subject, released: Collection[str], place: str, give_up: Callable[[torch.Tensor], object]
 ) -> None:
     """Run a call forward, give up tensors as early as the traits allow, and check all gradients."""
-    bench = _Bench(subject, WORKLOADS["balanced"])
+    bench = Bench(subject, WORKLOADS["balanced"])
     call = bench.calls(0)[bench.rank]
     leaf_TD, gates_TK = bench.leaves(call)
     x_TD = leaf_TD * 1
@@ -271,14 +174,14 @@ def _require_gradients_without(
     torch.autograd.backward(out_TD, torch.ones_like(out_TD))
     assert leaf_TD.grad is not None
     assert gates_TK.grad is not None
-    _require_equal(leaf_TD.grad, torch.full_like(leaf_TD, 2 * bench.top_k), f"{place}: gradient of x")
-    _require_equal(gates_TK.grad, torch.full_like(gates_TK, bench.hidden), f"{place}: gradient of the gates")
+    require_equal(leaf_TD.grad, torch.full_like(leaf_TD, 2 * bench.top_k), f"{place}: gradient of x")
+    require_equal(gates_TK.grad, torch.full_like(gates_TK, bench.hidden), f"{place}: gradient of the gates")
 
 
-@_released
+@released
 def check_determinism(subject: Subject) -> None:
     """Equal input gives bit-equal output and gradients, with numbers whose sums depend on their order."""
-    bench = _Bench(subject, WORKLOADS["hot_expert"])
+    bench = Bench(subject, WORKLOADS["hot_expert"])
     ids_TK = bench.steps[0][bench.rank].to(bench.device)
     results = []
     generator = torch.Generator().manual_seed(bench.rank)
@@ -292,23 +195,23 @@ def check_determinism(subject: Subject) -> None:
         assert leaf_TD.grad is not None
         results.append((out_TD.detach(), leaf_TD.grad))
     for out_TD, grad_TD in results[1:]:
-        _require_equal(out_TD, results[0][0], "output of a repeated call")
-        _require_equal(grad_TD, results[0][1], "gradient of a repeated call")
+        require_equal(out_TD, results[0][0], "output of a repeated call")
+        require_equal(grad_TD, results[0][1], "gradient of a repeated call")
 
 
-@_released
+@released
 def check_static_shapes(subject: Subject) -> None:
     """The trait `static_shapes`: calls of equal size give equal numbers of rows, whatever the routing."""
     seen = []
     for workload in ("rotating", "hot_rank"):
-        bench = _Bench(subject, WORKLOADS[workload])
+        bench = Bench(subject, WORKLOADS[workload])
         call = bench.calls(0)[bench.rank]
         layout = bench.dispatcher.layout(call.ids_TK.to(bench.device))
         seen.append(bench.dispatcher.dispatch(*bench.leaves(call), layout).rows_RD.shape[0])
-    _require(seen[0] == seen[1], f"static_shapes is stated, yet two routings of equal size gave {seen} rows")
+    require(seen[0] == seen[1], f"static_shapes is stated, yet two routings of equal size gave {seen} rows")
 
 
-@_released
+@released
 def check_host_syncs(subject: Subject) -> None:
     """The trait `host_syncs_per_layer`: all in `layout`, none in the backward, and not more for more experts.
 
@@ -317,7 +220,7 @@ def check_host_syncs(subject: Subject) -> None:
     counted = []
     for factor in (1, 8):
         experts = factor * 4 * distributed.get_world_size()
-        bench = _Bench(subject, WORKLOADS["balanced"], num_experts=experts)
+        bench = Bench(subject, WORKLOADS["balanced"], num_experts=experts)
         call = bench.calls(0)[bench.rank]
         leaves, ids_TK = bench.leaves(call), call.ids_TK.to(bench.device)
         with HostSyncs() as in_layout:
@@ -326,17 +229,17 @@ def check_host_syncs(subject: Subject) -> None:
             dispatched = bench.dispatcher.dispatch(*leaves, layout)
             out_TD = bench.dispatcher.combine(dispatched.rows_RD * 2, dispatched)
             torch.autograd.backward(out_TD, torch.ones_like(out_TD))
-        _require(not elsewhere.calls, f"{experts} experts: host syncs outside of layout: {elsewhere.calls}")
+        require(not elsewhere.calls, f"{experts} experts: host syncs outside of layout: {elsewhere.calls}")
         allowed = subject.traits.host_syncs_per_layer
-        _require(
+        require(
             subject.device == "cpu" or len(in_layout) <= allowed,
             f"{experts} experts: host_syncs_per_layer = {allowed}, layout had {len(in_layout)}: {in_layout.calls}",
         )
         counted.append(in_layout.calls)
-    _require(len(counted[0]) == len(counted[1]), f"host syncs grow with the number of experts: {counted}")
+    require(len(counted[0]) == len(counted[1]), f"host syncs grow with the number of experts: {counted}")
 
 
-@_released
+@released
 def check_poisoned_buffers(subject: Subject) -> None:
     """With every uninitialised buffer full of NaN, results stay the same: nothing unwritten is ever read."""
     mode = torch.is_deterministic_algorithms_warn_only_enabled(), torch.are_deterministic_algorithms_enabled()
@@ -348,10 +251,10 @@ def check_poisoned_buffers(subject: Subject) -> None:
         torch.use_deterministic_algorithms(mode[1], warn_only=mode[0])
 
 
-@_released
+@released
 def check_invalid_ids(subject: Subject) -> None:
     """Ids out of range and an expert named twice by a token raise ContractError that names token and expert."""
-    bench = _Bench(subject, WORKLOADS["balanced"])
+    bench = Bench(subject, WORKLOADS["balanced"])
     good_TK = bench.steps[0][bench.rank]
     beyond_TK, twice_TK = good_TK.clone(), good_TK.clone()
     beyond_TK[2, 0] = bench.num_experts
@@ -363,77 +266,12 @@ def check_invalid_ids(subject: Subject) -> None:
         _require_refusal(bench, twice_TK, (0, 1))
 
 
-def _require_refusal(bench: _Bench, ids_TK: torch.Tensor, named: tuple[int, int]) -> None:
+def _require_refusal(bench: Bench, ids_TK: torch.Tensor, named: tuple[int, int]) -> None:
     try:
         bench.dispatcher.layout(ids_TK.to(bench.device))
     except ContractError as error:
         words = str(error).replace(",", " ").replace(":", " ").split()
         missing = [number for number in named if str(number) not in words]
-        _require(not missing, f"the error names neither token nor expert {missing}: {error}")
+        require(not missing, f"the error names neither token nor expert {missing}: {error}")
         return
-    _require(False, f"layout accepted expert {named[1]} of token {named[0]} in {ids_TK.tolist()}")
-
-
-def _require_rows(bench: _Bench, calls: list[CallData], dispatched: Dispatched, place: str) -> None:
-    """Check types, counts and, for each local expert, the multiset of (gate, token)."""
-    rows_RD, gates_R, counts_E = dispatched.rows_RD.detach(), dispatched.gates_R.detach(), dispatched.counts_E
-    _require(rows_RD.dtype == bench.dtype, f"{place}: rows have dtype {rows_RD.dtype}, tokens {bench.dtype}")
-    _require(gates_R.dtype == bench.high, f"{place}: gates have dtype {gates_R.dtype}, expected {bench.high}")
-    _require(counts_E.dtype == torch.int64, f"{place}: counts have dtype {counts_E.dtype}, expected int64")
-    _require(counts_E.device == rows_RD.device, f"{place}: counts lie on {counts_E.device}, rows on {rows_RD.device}")
-    _require(rows_RD.shape[0] == gates_R.shape[0], f"{place}: {rows_RD.shape[0]} rows, {gates_R.shape[0]} gates")
-    counts = counts_E.tolist()
-    by_expert = [expected_rows(calls, expert) for expert in bench.experts]
-    expected = [len(rows) for rows in by_expert]
-    _require(counts == expected, f"{place}: counts of experts {bench.experts} are {counts}, expected {expected}")
-    host = dispatched.counts_host
-    _require(host is None or list(host) == counts, f"{place}: counts_host {host} differs from counts {counts}")
-    start = 0
-    for expert, wanted, count in zip(bench.experts, by_expert, counts, strict=True):
-        part = torch.cat([gates_R[start : start + count, None].double(), rows_RD[start : start + count].double()], 1)
-        start += count
-        got = Counter(tuple(row) for row in part.tolist())
-        want = Counter(wanted)
-        _require(
-            got == want,
-            f"{place}: rows of expert {expert} differ as multisets of (gate, token). "
-            f"Missing: {list((want - got).elements())[:3]}; too many: {list((got - want).elements())[:3]}",
-        )
-
-
-def _require_values(
-    bench: _Bench, calls: list[CallData], results: tuple[torch.Tensor, torch.Tensor, torch.Tensor], place: str
-) -> None:
-    """Check output and gradients against the formula, then clear the weights' gradient."""
-    x_TD, gates_TK, out_TD = results
-    expected = expected_values(calls, bench.rank, bench.w_ED)
-    own = slice(bench.experts.start, bench.experts.stop)
-    pairs = (
-        ("output", out_TD.detach(), expected.out_TD, bench.dtype),
-        ("gradient of x", x_TD.grad, expected.x_grad_TD, bench.dtype),
-        ("gradient of the gates", gates_TK.grad, expected.gates_grad_TK, bench.high),
-        (f"gradient of experts {bench.experts}", bench.own_w_ED.grad, expected.weight_grad_ED[own], bench.high),
-    )
-    for what, got, want, dtype in pairs:
-        assert got is not None, f"{place}: {what} is None"
-        _require_equal(got, want.to(dtype), f"{place}: {what}")
-    bench.own_w_ED.grad = None
-
-
-def _require(condition: bool, message: str) -> None:  # noqa: FBT001  # an assertion that survives -O
-    if not condition:
-        raise AssertionError(message)
-
-
-def _require_equal(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Difference 0, same shape, same dtype; else name the first element that differs."""
-    got, want = got.cpu(), want.cpu()
-    _require(got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}")
-    _require(got.dtype == want.dtype, f"{what}: dtype {got.dtype}, expected {want.dtype}")
-    wrong = got != want
-    if bool(wrong.any()):
-        first = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(
-            f"{what}: {int(wrong.sum())} of {wrong.numel()} elements differ, the first at {first}: "
-            f"{got[first].item()}, expected {want[first].item()}"
-        )
+    require(False, f"layout accepted expert {named[1]} of token {named[0]} in {ids_TK.tolist()}")

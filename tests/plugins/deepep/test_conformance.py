@@ -32,7 +32,7 @@ class TestHybridEP(DispatcherConformance):
 @pytest.mark.parametrize(
     ("name", "options", "group_size", "workload"),
     [
-        ("deepep", {"api": "buffer"}, 4, "ragged"),
+        pytest.param("deepep", {"api": "buffer"}, 4, "ragged", marks=pytest.mark.sweep),
         ("deepep", {"api": "elastic"}, 2, "ragged"),
         ("deepep", {"api": "elastic"}, 2, "dropped"),
         ("hybridep", {}, 4, "ragged"),

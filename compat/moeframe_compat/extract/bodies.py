@@ -6,7 +6,7 @@ import ast
 import zlib
 from collections.abc import Iterable
 
-from moeframe_compat.extract.names import dotted
+from moeframe_compat.extract.names import dotted, inner, walk
 from moeframe_compat.extract.outputs import Outputs
 from moeframe_compat.model.objects import Body, CallShape, Raise
 
@@ -14,7 +14,13 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _DEPRECATION = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
 _STATE_CALLS = ("register_buffer", "register_parameter", "add_module", "register_module")
 _LONGEST = 200
-_LEAVES = {ast.Load, ast.Store, ast.Constant, ast.Pass}
+_TELLING = frozenset(
+    {
+        *(ast.If, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Raise, ast.Assert, ast.Call),
+        *(ast.Yield, ast.YieldFrom, ast.Return, ast.Assign, ast.AnnAssign, ast.Subscript, ast.Compare, ast.Name),
+    }
+)
+"""Nodes that say something by themselves."""
 
 
 class BodyReader:
@@ -44,14 +50,19 @@ class BodyReader:
         self.body.calls = f"{zlib.crc32(' '.join(sorted(self._calls)).encode()):08x}" if self._calls else ""
         self.body.reads = sorted(set(self.body.reads))
 
-    def _visit(self, node: ast.AST) -> None:  # noqa: C901, PLR0911, PLR0912 - one dispatch over node types
+    def _visit(self, node: ast.AST) -> None:
+        if type(node) not in _TELLING or not self._told(node):
+            self._visit_all(node)
+
+    def _told(self, node: ast.AST) -> bool:  # noqa: C901, PLR0911, PLR0912 - one dispatch over node types
+        """Note what a node says; returns whether what is inside it is dealt with."""
         kind = type(node)
         if kind is ast.If:
             self._visit_if(node)  # type: ignore[arg-type]
-            return
+            return True
         if kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda):
             self._visit_nested(node)
-            return
+            return True
         if kind is ast.Raise:
             self._raise(node)  # type: ignore[arg-type]
         elif kind is ast.Assert:
@@ -59,7 +70,7 @@ class BodyReader:
             self.body.raises.append(Raise("AssertionError", test, " and ".join([*self._guards, f"not ({test})"])))
         elif kind is ast.Call:
             self._call(node)  # type: ignore[arg-type]
-            return
+            return True
         elif kind in (ast.Yield, ast.YieldFrom):
             self.body.yields = True
         elif kind is ast.Return:
@@ -75,28 +86,23 @@ class BodyReader:
         elif kind is ast.Subscript and isinstance(node.value, ast.Name) and node.value.id in self._params:  # type: ignore[attr-defined]
             self._key(node.value.id, node.slice)  # type: ignore[attr-defined]
             self._visit(node.slice)  # type: ignore[attr-defined]
-            return
+            return True
         elif kind is ast.Subscript and self._is_varkw(node.value):  # type: ignore[attr-defined]
             self._read(node.slice)  # type: ignore[attr-defined]
             self._visit(node.slice)  # type: ignore[attr-defined]
-            return
+            return True
         elif kind is ast.Compare:
             if self._membership(node):  # type: ignore[arg-type]
-                return
+                return True
         elif kind is ast.Name and node.id == self._varkw:  # type: ignore[attr-defined]
             self.body.forwards = True
-            return
-        self._children(node)
+            return True
+        return False
 
-    def _children(self, node: ast.AST) -> None:
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                for item in value:
-                    if isinstance(item, ast.AST):
-                        self._visit(item)
-            elif isinstance(value, ast.AST) and type(value) not in _LEAVES:
-                self._visit(value)
+    def _visit_all(self, node: ast.AST) -> None:
+        for below in inner(node):
+            if type(below) not in _TELLING or not self._told(below):
+                self._visit_all(below)
 
     def _visit_if(self, node: ast.If) -> None:
         self._visit(node.test)
@@ -114,7 +120,7 @@ class BodyReader:
         """Inside nested functions only calls and attributes count; their raises and yields are their own."""
         kept = self.body.raises, self.body.yields, self.body.returns
         self.body.raises, self.body.returns = [], []
-        self._children(node)
+        self._visit_all(node)
         self.body.raises, self.body.yields, self.body.returns = kept
 
     def _raise(self, node: ast.Raise) -> None:
@@ -156,7 +162,7 @@ class BodyReader:
                 names.extend(k.arg for k in node.keywords if k.arg and k.arg not in names)
         elif isinstance(func, ast.Name) and func.id in self._params:
             self.body.param_calls.setdefault(func.id, []).append(call_shape(node))
-        self._children(node)
+        self._visit_all(node)
 
     def _self_call(self, method: str, node: ast.Call) -> None:
         self.body.self_calls.setdefault(method, []).append(call_shape(node))
@@ -203,7 +209,7 @@ class BodyReader:
 
 def literal_text(node: ast.AST) -> str:
     """The constant parts of a string expression, concatenated."""
-    return "".join(n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return "".join(n.value for n in walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
 def call_shape(node: ast.Call) -> CallShape:
@@ -235,7 +241,7 @@ def _only_raises(body: Iterable[ast.stmt]) -> bool:
         if isinstance(s, ast.Raise):
             return True
         if not isinstance(s, (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)) or any(
-            isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(s)
+            isinstance(n, (ast.Yield, ast.YieldFrom)) for n in walk(s)
         ):
             return False
     return False

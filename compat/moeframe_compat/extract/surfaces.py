@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from moeframe_compat.extract.argparse_options import read_argparse
 from moeframe_compat.extract.command_decorators import read_commands
-from moeframe_compat.extract.names import dotted
+from moeframe_compat.extract.names import dotted, walk
 from moeframe_compat.model.objects import Module
 from moeframe_compat.model.surfaces import GroupUse, Registration, Resolver, Surfaces
 
 
 def read_surfaces(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
     """Add what this module contributes."""
-    nodes: list[ast.AST] = [n for n in ast.walk(tree) if isinstance(n, _KINDS)]
+    nodes: list[ast.AST] = [n for n in walk(tree) if isinstance(n, _KINDS)]
     if any(isinstance(n, ast.Call) and getattr(n.func, "attr", "") in ("add_argument", "add_parser") for n in nodes):
         read_argparse(surfaces, module, tree)
     read_commands(surfaces, module, tree)

@@ -159,3 +159,31 @@ def test_a_member_with_a_body_hits_those_who_do_not_inherit(releases: Path) -> N
     (releases / "mine" / "plugin.py").write_text(plugin + "class Alike:\n    def send(self, x): return x\n")
     hits = check_plugin(Path("mine"), "dir:p1", "dir:p2", "moe").hits
     assert [(h.finding.rule, h.place.line) for h in hits] == [("PA001", 4)]
+
+
+@pytest.mark.parametrize(
+    ("first", "lines"),
+    [("import moe\n", [2]), ("import moe.io\n", []), ("from moe.io import save\nimport moe\n", [])],
+)
+def test_a_submodule_that_its_package_imports_no_longer_hits_those_who_leave_that_to_it(
+    tmp_path: Path, first: str, lines: list[int]
+) -> None:
+    for release, text in (("old", "import moe.io\n"), ("new", "")):
+        (tmp_path / release / "moe").mkdir(parents=True)
+        (tmp_path / release / "moe" / "__init__.py").write_text(text)
+        (tmp_path / release / "moe" / "io.py").write_text("def load(path): return path\ndef save(path): return path\n")
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(first + "moe.io.load('x')\n")
+    found = check_plugin(plugin, f"dir:{tmp_path / 'old'}", f"dir:{tmp_path / 'new'}", "moe")
+    assert [h.place.line for h in found.hits] == lines
+
+
+def test_a_method_that_is_asked_to_take_more_hits_those_who_implement_it(tmp_path: Path) -> None:
+    contract = "from typing import Protocol\nclass Sink(Protocol):\n    def send(self, x: {}) -> None: ...\n"
+    for release, kind in (("old", "str"), ("new", "str | bytes")):
+        (tmp_path / release / "moe").mkdir(parents=True)
+        (tmp_path / release / "moe" / "__init__.py").write_text(contract.format(kind))
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("class Mine:\n    def send(self, x: str) -> None:\n        print(x)\n")
+    (hit,) = check_plugin(plugin, f"dir:{tmp_path / 'old'}", f"dir:{tmp_path / 'new'}", "moe").hits
+    assert (hit.finding.rule, hit.place.line) == ("PA011", 2)

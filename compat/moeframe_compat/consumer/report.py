@@ -20,10 +20,10 @@ from moeframe_compat.report import Report, compare
 from moeframe_compat.rules.base import Finding, catalogue
 from moeframe_compat.rules.protocols import has_body
 
-_IMPORTS = ("PY001", "PY002", "PY003", "PY004", "PY005", "PY006", "PY007", "DP001")
+_IMPORTS = ("PY001", "PY002", "PY003", "PY004", "PY005", "PY006", "PY007", "PY010", "DP001")
 _PASSES = ("PY101", "PY102", "PY106", "PY108", "PL002", "DP004", "DP005", "PY110", "PY111", "PY305", "PA004", "PA005")
 _NEEDS = ("PY104", "PY105", "PY211", "PA003", "PY204")
-_OVERRIDES = ("PA001", "PA002", "PA003", "PA004", "PA005", "PA006", "PA009", "PY208", "PY209")
+_OVERRIDES = ("PA001", "PA002", "PA003", "PA004", "PA005", "PA006", "PA009", "PA011", "PY208", "PY209")
 
 
 @dataclass(slots=True)
@@ -98,6 +98,8 @@ def _places(  # noqa: C901, PLR0911, PLR0912 - one branch per family
 ) -> list[Place]:
     path, name = _split(f.symbol)
     family = f.rule[:2]
+    if f.rule == "PY010" and any(i == path or i.startswith(f"{path}.") for i in usage.imported):
+        return []  # it imports the module itself
     if f.rule in _IMPORTS:
         return [p for n, places in usage.names.items() if n == path or n.startswith(f"{path}.") for p in places]
     if family == "HK":
@@ -116,7 +118,7 @@ def _places(  # noqa: C901, PLR0911, PLR0912 - one branch per family
         return _config(f, path, name, usage, index)
     if f.rule in _OVERRIDES:
         found = _overrides(f, path, name, usage, index, fresh)
-        if found or f.rule in ("PA001", "PA002", "PA006", "PA009", "PY208", "PY209"):
+        if found or f.rule in ("PA001", "PA002", "PA006", "PA009", "PA011", "PY208", "PY209"):
             return found
     calls = [c for c in usage.calls if c.path in _spellings(path, index)]
     if f.rule in _PASSES or f.rule in ("PY103", "PY302"):

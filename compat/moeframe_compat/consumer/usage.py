@@ -70,6 +70,7 @@ class Usage:
     keys: dict[str, list[Place]] = field(default_factory=dict)
     words: dict[str, list[Place]] = field(default_factory=dict)
     groups: dict[str, list[Place]] = field(default_factory=dict)
+    imported: set[str] = field(default_factory=set)
 
 
 def read_usage(path: Path, index: Index) -> Usage:
@@ -142,12 +143,14 @@ class _Reader(ast.NodeVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if not node.level and (node.module or "").startswith(self.index.package):
             for a in node.names:
+                self.usage.imported |= {f"{node.module}.{a.name}", node.module or ""}
                 self._name(f"{node.module}.{a.name}", node)
                 self._name(node.module or "", node)
 
     def visit_Import(self, node: ast.Import) -> None:
         for a in node.names:
             if a.name.startswith(self.index.package):
+                self.usage.imported.add(a.name)
                 self._name(a.name, node)
 
     def _name(self, path: str, node: ast.AST) -> None:

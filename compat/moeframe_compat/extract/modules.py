@@ -12,6 +12,7 @@ import griffe
 from moeframe_compat.errors import ExtractionError
 from moeframe_compat.extract.bodies import BodyReader, FunctionNode
 from moeframe_compat.extract.exports import read_module_tricks
+from moeframe_compat.extract.loaded import absolute, read_loads
 from moeframe_compat.extract.names import dotted
 from moeframe_compat.extract.statements import Scoped, scoped_statements
 from moeframe_compat.extract.wrappers import read_wrapper
@@ -78,6 +79,7 @@ def read_module(path: str, file: str, source: str, *, is_package: bool) -> tuple
     module = Module(path, file, is_package=is_package)
     _Scope(module, capture.made).fill(module.members, capture.tree.body)
     read_module_tricks(module, capture.tree)
+    read_loads(module, capture.tree)
     return module, capture.tree
 
 
@@ -198,7 +200,7 @@ class _Scope:
                 target = name.name if name.asname else bound
             else:
                 assert isinstance(node, ast.ImportFrom)
-                base = _absolute(node, self.module)
+                base = absolute(node, self.module)
                 if name.name == "*":
                     members[f"*{base}"] = Alias(f"*{base}", node.lineno, base, wildcard=True, branch=scoped.branch)
                     continue
@@ -303,15 +305,6 @@ def _doc_head(made: Any) -> str:
     text = made.docstring.value if made.docstring else ""
     low = text.lower()
     return text[:200].strip() if "deprecat" in low or "experimental" in low or "provisional" in low else ""
-
-
-def _absolute(node: ast.ImportFrom, module: Module) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = module.path.split(".")
-    up = node.level - (1 if module.is_package else 0)
-    base = parts[: len(parts) - up] if up else parts
-    return ".".join([*base, *([node.module] if node.module else [])])
 
 
 def _slot_names(text: str) -> list[str]:

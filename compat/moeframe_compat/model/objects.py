@@ -232,6 +232,7 @@ class Module:
 
     `exports` is None without `__all__`. `dynamic` names constructs that add names at run time.
     `replaced` maps names put into `sys.modules` to the object's text. `lazy` lists names that `__getattr__` may answer.
+    `loads` lists what it imports of its own package while it is imported; see `extract/loaded.py`.
     """
 
     path: str
@@ -243,3 +244,4 @@ class Module:
     replaced: dict[str, str] = field(default_factory=dict)
     lazy: list[str] = field(default_factory=list)
     is_package: bool = False
+    loads: list[str] = field(default_factory=list)

@@ -13,6 +13,7 @@ from moeframe_compat.rules.config import check_validation
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.exports import check_exports, check_modules, counterpart
 from moeframe_compat.rules.hooks import check_hooks
+from moeframe_compat.rules.loaded import check_loaded
 from moeframe_compat.rules.migrations import check_migrations
 from moeframe_compat.rules.objects import compare
 from moeframe_compat.rules.plugins import check_api_version, check_plugins
@@ -40,6 +41,7 @@ def run_rules(ctx: Context) -> None:
             check_callbacks(ctx, entry.path, entry.found, new)
     ctx.outside()
     check_exports(ctx, gone)
+    check_loaded(ctx, gone)
     ctx.outside()
     check_validation(ctx)
     check_recipes(ctx)

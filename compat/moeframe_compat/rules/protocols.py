@@ -1,8 +1,8 @@
-"""PA001-PA010: what others implement. Here an addition breaks, because implementers do not have it."""
+"""PA001-PA011: what others implement. Here an addition breaks, because implementers do not have it."""
 
 from __future__ import annotations
 
-from moeframe_compat.index.annotations import alternatives, covers, show
+from moeframe_compat.index.annotations import Type, accepts, alternatives, covers, show
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.public import below, is_private
 from moeframe_compat.index.signatures import bound
@@ -63,7 +63,20 @@ def _attributes(ctx: Context, path: str, old: Found, new: Found) -> None:
             continue
         before = alternatives(ctx.old, old.module, m.annotation)
         now = alternatives(ctx.new, found.module, found.obj.annotation)
-        if before is not None and now is not None and covers(ctx.new, now, before) is False:
+        if before is None or now is None:
+            continue
+        if covers(ctx.new, now, before) and _asks_more(ctx, before, now) and not _read_only(found.obj):
+            ctx.emit(
+                "PA011",
+                f"{path}.{name}",
+                old=show(before),
+                new=show(now),
+                at=ctx.new_place(found),
+                was=ctx.old_place(old),
+                why=f"implementations whose {name} is {show(before)} only are refused: it may be assigned {show(now)}",
+                fix=f"keep {show(before)}, or declare {name} as a read-only property",
+            )
+        if covers(ctx.new, now, before) is False:
             ctx.emit(
                 "PA006",
                 f"{path}.{name}",
@@ -74,6 +87,10 @@ def _attributes(ctx: Context, path: str, old: Found, new: Found) -> None:
                 why=f"implementations whose {name} is {show(before)} are refused by type checkers",
                 fix=f"keep {show(before)}",
             )
+
+
+def _read_only(attribute: Attribute) -> bool:
+    return any(word in (attribute.annotation or "") for word in ("Final", "ReadOnly"))
 
 
 def _methods(cls: Found) -> dict[str, Function]:
@@ -229,6 +246,7 @@ def _implemented_method(ctx: Context, path: str, old: Found, new: Found) -> None
             severity="error" if used else "",
             kind="hard" if used else "",
         )
+    _asked(ctx, path, old, new)
     before = alternatives(ctx.old, old.module, a.returns)
     now = alternatives(ctx.new, new.module, b.returns)
     if (
@@ -247,6 +265,49 @@ def _implemented_method(ctx: Context, path: str, old: Found, new: Found) -> None
             why="implementations that return what was allowed are refused by type checkers",
             fix=f"keep -> {show(before)}",
         )
+
+
+def _asked(ctx: Context, path: str, old: Found, new: Found) -> None:
+    """PA011: implementations take what the old annotation allowed, and are asked to take more."""
+    assert isinstance(old.obj, Function)
+    assert isinstance(new.obj, Function)
+    before = {p.name: p.annotation for p in bound(old.obj)}
+    for p in bound(new.obj):
+        wanted = _OBJECT if p.annotation == "object" else alternatives(ctx.new, new.module, p.annotation)
+        had = alternatives(ctx.old, old.module, before.get(p.name))
+        if wanted is None or had is None or (wanted is not _OBJECT and not covers(ctx.new, wanted, had)):
+            continue
+        if not _asks_more(ctx, had, wanted):
+            continue
+        ctx.emit(
+            "PA011",
+            f"{path}({p.name})",
+            old=show(had),
+            new=show(wanted),
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why=f"implementations whose {p.name} takes {show(had)} only are refused by type checkers",
+            fix=f"keep {show(had)}, and ask for more in a second Protocol",
+            cause=f"type:{show(had)}->{show(wanted)}",
+        )
+
+
+_OBJECT = frozenset({Type("object")})
+
+
+def _asks_more(ctx: Context, had: frozenset[Type], wanted: frozenset[Type]) -> bool:
+    """Is some wanted type surely none of those that were asked for? Classes of the package only fit their bases."""
+    return any(all(_unlike(ctx.new, old, new) for old in had) for new in wanted)
+
+
+def _unlike(index: Index, old: Type, new: Type) -> bool:
+    fits = False if new.path == "object" else accepts(index, old, new)
+    if fits is not None:
+        return not fits
+    a, b = index.find(old.path), index.find(new.path)
+    if a is None or b is None or not isinstance(a.obj, Class) or index.open_bases(b):
+        return False
+    return not is_protocol(index, a) and b.obj is not None and a.path not in {c.path for c in index.mro(b)}
 
 
 def _passed(ctx: Context, method: str) -> set[str]:

@@ -1,0 +1,62 @@
+"""Which modules of its package a module imports while it is imported itself."""
+
+from __future__ import annotations
+
+import ast
+
+from moeframe_compat.extract.names import dotted, walk
+from moeframe_compat.extract.statements import scoped_statements
+from moeframe_compat.model.objects import Module
+
+ANY = "*"
+"""In `Module.loads`: nobody can tell which ones."""
+MAYBE = "?"
+"""Behind a name in `Module.loads`: it depends on a condition, or there may be no such module."""
+
+
+def read_loads(module: Module, tree: ast.Module) -> None:
+    """Fill `loads`. Of `from a import b` nobody knows yet whether b is a module, but a is one."""
+    top = module.path.partition(".")[0]
+    found: dict[str, bool] = {}
+    for scoped in scoped_statements(tree.body):
+        if scoped.type_checking or isinstance(scoped.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        for name in _named(module, scoped.node):
+            if name == ANY or name.partition(".")[0] == top:
+                found[name] = found.get(name, False) or not scoped.branch
+    module.loads = [name if sure or name == ANY else f"{name}{MAYBE}" for name, sure in found.items()]
+
+
+def _named(module: Module, node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [n.name for n in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = absolute(node, module)
+        return [base, *(f"{base}.{n.name}" for n in node.names)]
+    calls = [n for n in walk(node) if isinstance(n, ast.Call)]
+    return [name for call in calls for name in _called(module, call)]
+
+
+def _called(module: Module, call: ast.Call) -> list[str]:
+    """What `import_module` and `__import__` are given, if it is written out."""
+    if (dotted(call.func) or "").rpartition(".")[2] not in ("import_module", "__import__") or not call.args:
+        return []
+    given = call.args[0]
+    if not isinstance(given, ast.Constant) or not isinstance(given.value, str):
+        return [ANY]
+    if not given.value.startswith("."):
+        return [given.value]
+    package = module.path if module.is_package else module.path.rpartition(".")[0]
+    level = len(given.value) - len(given.value.lstrip("."))
+    parts = package.split(".")
+    return [".".join([*parts[: len(parts) - level + 1], given.value[level:]])]
+
+
+def absolute(node: ast.ImportFrom, module: Module) -> str:
+    """The dotted path of the module that a `from` names."""
+    if not node.level:
+        return node.module or ""
+    parts = module.path.split(".")
+    up = node.level - (1 if module.is_package else 0)
+    base = parts[: len(parts) - up] if up else parts
+    return ".".join([*base, *([node.module] if node.module else [])])

@@ -32,8 +32,7 @@ from moeframe.watch.beacon import PULSE_S, Beacon, lit
 RECIPE = Path(__file__).parents[2] / "recipes" / "deepseek_v3" / "tiny.yaml"
 DEFAULTS = ("data.name=synthetic", "train.seq_len=256", "train.steps=1000000", "checkpoint.final=false")
 WARM_UP = 5
-
-
+BLOCK = 4
 ROUNDS = 15
 
 
@@ -96,16 +95,23 @@ def step_seconds(trainer: Trainer, step: int) -> float:
 
 
 def compared(trainer: Trainer, job: Job, folder: Path, first: int, pairs: int) -> tuple[float, float]:
-    """Return the mean difference that a beacon makes to a step, in percent, and its standard error."""
+    """Return the mean difference that a beacon makes to a step, in percent, and its standard error.
+
+    A pair is `BLOCK` steps with a beacon and as many without. The first step of each is left out: a beacon just
+    lit makes the device's events that the following steps use again.
+    """
     differences = []
     gc.collect()
+    step = first
     for pair in range(pairs):
         times = {}
         for lighted in (False, True) if pair % 2 else (True, False):
             with ExitStack() as stack:
                 if lighted:
                     beacon_on(stack, folder, job)
-                times[lighted] = step_seconds(trainer, first + 2 * pair + lighted)
+                step_seconds(trainer, step)
+                times[lighted] = statistics.median(step_seconds(trainer, step + n) for n in range(1, 1 + BLOCK))
+                step += 1 + BLOCK
         differences.append(100 * (times[True] / times[False] - 1))
     kept = sorted(differences)[pairs // 10 : pairs - pairs // 10]  # without the outliers of a shared machine
     return statistics.mean(kept), statistics.stdev(kept) / len(kept) ** 0.5
@@ -144,7 +150,8 @@ def main(arguments: list[str]) -> None:
         if asked.pairs:
             mean, error = compared(trainer, job, folder, WARM_UP + 12, asked.pairs)
             lines.append(
-                f"{asked.pairs} steps with and {asked.pairs} without in turns: {mean:+.3f} +- {error:.3f} % (one sigma)"
+                f"{asked.pairs} times {BLOCK} steps with and as many without in turns: {mean:+.3f} +- {error:.3f} % "
+                "(one sigma)"
             )
         if job.world.rank == 0:
             sys.stdout.write("".join(f"{line}\n" for line in lines))

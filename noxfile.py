@@ -21,7 +21,7 @@ CODE: Final = ("moeframe", "plugins", "compat/moeframe_compat", "tests", "docs",
 PYTEST: Final = ("python", "-m", "pytest")
 SIDE_BY_SIDE: Final = ("-n", "2", "--dist", "loadfile")
 """Two processes share the files: while one waits for its ranks, the other computes. Each has its own pool of ranks."""
-MANY_GPU_JOBS: Final = ("-n", "12", "--dist", "loadgroup")
+MANY_GPU_JOBS: Final = ("-n", "16", "--dist", "loadscope")
 """Each of them waits for its ranks most of the time. They take about 3 GiB of each GPU, one 25 GiB."""
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 LOWEST_TORCH: Final = "MOEFRAME_MINIMUMS_TORCH"

@@ -3,8 +3,8 @@
 ``MOEFRAME_GPU_RESULTS=FILE`` has the combinations that were proved written to a file: a list of objects with
 `overrides`, `status`, `reason`, `date` and `machine`, as docs/matrix_gpu.json.
 
-Run one after the other they take too long. So `nox -s gpu` runs them in many processes at once, each group of them (the
-mark `xdist_group`) in one, which keeps its ranks; then, one by one, those marked `alone`.
+Run one after the other they take too long. So `nox -s gpu` runs them in many processes at once, those of a class in
+one, which keeps its ranks; then, one by one, those marked `alone`.
 """
 
 from __future__ import annotations
@@ -53,15 +53,12 @@ def why_not(needed: int) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_gpu: in tests/gpu: one GPU is enough")
     config.addinivalue_line("markers", "alone: in tests/gpu: measures speed, or fills the GPUs")
-    config.addinivalue_line("markers", "xdist_group(name): tests that one process runs, one after the other")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(item.parent.name if item.parent else item.name))
             if reason := why_not(1 if item.get_closest_marker("one_gpu") else 2):
                 item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -28,7 +28,6 @@ class OnTwoGpus(DispatcherConformance):
         require_usable("dispatcher", self.offer.name)
 
 
-@pytest.mark.xdist_group("deepep")
 class TestDeepEP(OnTwoGpus):
     __test__ = True
     offer = OFFERS["deepep"]

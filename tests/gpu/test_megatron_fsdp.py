@@ -50,8 +50,6 @@ CELLS = [
         for recompute in ("none", "full", "selective")
     ),
 ]
-TOGETHER = {"hybridep": "numbers hybridep"}
-"""Who shares ranks, and thereby the kernels of hybridep, which take half a minute to compile."""
 
 
 def layout(ep: int) -> Degrees:
@@ -128,49 +126,67 @@ def replicated(ranks):
     return of
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(
-            cell,
-            id="-".join(map(str, cell)),
-            marks=pytest.mark.xdist_group(TOGETHER.get(cell[1], f"ten steps {cell[0]} {cell[1]}")),
+class Cells:
+    """Those of one dispatcher."""
+
+    dispatcher: ClassVar[str]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        cells = [cell for cell in CELLS if cell[1] == self.dispatcher]
+        metafunc.parametrize("cell", cells, ids=lambda cell: "-".join(map(str, cell)))
+
+    def test_ten_steps_are_those_of_replicate(self, ranks, replicated, require_usable, proved, cell) -> None:
+        precision, dispatcher, zero, ep, dp_replicate, recompute = cell
+        require_usable("dispatcher", dispatcher)
+        axes = (f"train.precision={precision}", f"parallel.ep={ep}", f"dispatcher.name={dispatcher}")
+        sharding = (
+            "sharding.name=megatron_fsdp",
+            f"sharding.options={{zero: {zero}}}",
+            f"parallel.dp_replicate={dp_replicate}",
+            f"train.recompute={recompute}",
         )
-        for cell in CELLS
-    ],
-)
-def test_ten_steps_are_those_of_replicate(ranks, replicated, require_usable, proved, cell) -> None:
-    precision, dispatcher, zero, ep, dp_replicate, recompute = cell
-    require_usable("dispatcher", dispatcher)
-    axes = (f"train.precision={precision}", f"parallel.ep={ep}", f"dispatcher.name={dispatcher}")
-    sharding = (
-        "sharding.name=megatron_fsdp",
-        f"sharding.options={{zero: {zero}}}",
-        f"parallel.dp_replicate={dp_replicate}",
-        f"train.recompute={recompute}",
-    )
-    for_losses, for_weights = TOLERANCES[precision]
-    worst = 0.0
-    found = ranks.run(ten_steps, (*axes, *sharding), world_size=2, timeout=120)
-    for numbers, wanted in zip(found, replicated(axes), strict=True):
-        assert numbers.losses == pytest.approx(wanted.losses, rel=for_losses)
-        assert numbers.norms == pytest.approx(wanted.norms, rel=for_weights)
-        assert numbers.weights.keys() == wanted.weights.keys()
-        for name, expected in wanted.weights.items():
-            error = ((numbers.weights[name] - expected).norm() / expected.norm().clamp(min=1e-12)).item()
-            worst = max(worst, error)
-            assert error <= for_weights, f"{name}: {error:.3g}"
-    overrides = (
-        f"dispatcher.name={dispatcher}",
-        *sharding,
-        "schedule.name=accumulate",
-        f"parallel.ep={ep}",
-        "launch.nproc_per_node=2",
-        f"train.precision={precision}",
-    )
-    if zero == 3:
-        how = (
-            f"ten optimizer steps of the tiny model in {precision} are those of sharding replicate: weights within "
-            f"{worst:.1e} (at most {for_weights:g}), losses within {for_losses:g}"
+        for_losses, for_weights = TOLERANCES[precision]
+        worst = 0.0
+        found = ranks.run(ten_steps, (*axes, *sharding), world_size=2, timeout=120)
+        for numbers, wanted in zip(found, replicated(axes), strict=True):
+            assert numbers.losses == pytest.approx(wanted.losses, rel=for_losses)
+            assert numbers.norms == pytest.approx(wanted.norms, rel=for_weights)
+            assert numbers.weights.keys() == wanted.weights.keys()
+            for name, expected in wanted.weights.items():
+                error = ((numbers.weights[name] - expected).norm() / expected.norm().clamp(min=1e-12)).item()
+                worst = max(worst, error)
+                assert error <= for_weights, f"{name}: {error:.3g}"
+        overrides = (
+            f"dispatcher.name={dispatcher}",
+            *sharding,
+            "schedule.name=accumulate",
+            f"parallel.ep={ep}",
+            "launch.nproc_per_node=2",
+            f"train.precision={precision}",
         )
-        proved(overrides, how)
+        if zero == 3:
+            how = (
+                f"ten optimizer steps of the tiny model in {precision} are those of sharding replicate: weights within "
+                f"{worst:.1e} (at most {for_weights:g}), losses within {for_losses:g}"
+            )
+            proved(overrides, how)
+
+
+class TestLocal(Cells):
+    dispatcher = "local"
+
+
+class TestAllGather(Cells):
+    dispatcher = "allgather"
+
+
+class TestAllToAll(Cells):
+    dispatcher = "alltoall"
+
+
+class TestDeepEP(Cells):
+    dispatcher = "deepep"
+
+
+class TestHybridEP(Cells):
+    dispatcher = "hybridep"

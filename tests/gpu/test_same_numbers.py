@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -111,37 +112,55 @@ def oracle(ranks):
     return of
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, id=" ".join(cell), marks=pytest.mark.xdist_group(f"numbers {cell[1]}")) for cell in CELLS],
-)
-def test_two_gpus_compute_what_one_computes(ranks, oracle, require_usable, proved, cell: tuple[str, ...]) -> None:
-    precision, dispatcher, sharding, schedule, recompute = cell
-    require_usable("dispatcher", dispatcher)
-    axes = (
-        f"dispatcher.name={dispatcher}",
-        f"sharding.name={sharding}",
-        f"schedule.name={schedule}",
-        f"train.recompute={recompute}",
-        "parallel.ep=2",
-        "launch.nproc_per_node=2",
-        f"train.precision={precision}",
-    )
-    options = () if sharding == "fsdp2" else ("sharding.options={}",)
-    wanted, (for_losses, for_tensors) = oracle(precision), TOLERANCES[precision]
+class Cells:
+    """Those of one dispatcher."""
 
-    worst = 0.0
-    for numbers in ranks.run(two_steps, (*axes, *options), world_size=2, timeout=120):
-        assert numbers.losses == pytest.approx(wanted.losses, rel=for_losses)
-        assert numbers.norms == pytest.approx(wanted.norms, rel=for_tensors)
-        assert numbers.tensors.keys() == wanted.tensors.keys()
-        for name, expected in wanted.tensors.items():
-            error = ((numbers.tensors[name] - expected).norm() / expected.norm().clamp(min=1e-12)).item()
-            worst = max(worst, error)
-            assert error <= for_tensors, f"{name}: {error:.3g}"
-    if dispatcher in ONLY_ON_GPUS:
-        how = (
-            f"two optimizer steps of the tiny model in {precision} are those of one GPU: tensors within {worst:.1e} "
-            f"(at most {for_tensors:g}), losses within {for_losses:g}"
+    dispatcher: ClassVar[str]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        metafunc.parametrize("cell", [cell for cell in CELLS if cell[1] == self.dispatcher], ids=" ".join)
+
+    def test_two_gpus_compute_what_one_computes(
+        self, ranks, oracle, require_usable, proved, cell: tuple[str, ...]
+    ) -> None:
+        precision, dispatcher, sharding, schedule, recompute = cell
+        require_usable("dispatcher", dispatcher)
+        axes = (
+            f"dispatcher.name={dispatcher}",
+            f"sharding.name={sharding}",
+            f"schedule.name={schedule}",
+            f"train.recompute={recompute}",
+            "parallel.ep=2",
+            "launch.nproc_per_node=2",
+            f"train.precision={precision}",
         )
-        proved(axes, how)
+        options = () if sharding == "fsdp2" else ("sharding.options={}",)
+        wanted, (for_losses, for_tensors) = oracle(precision), TOLERANCES[precision]
+
+        worst = 0.0
+        for numbers in ranks.run(two_steps, (*axes, *options), world_size=2, timeout=120):
+            assert numbers.losses == pytest.approx(wanted.losses, rel=for_losses)
+            assert numbers.norms == pytest.approx(wanted.norms, rel=for_tensors)
+            assert numbers.tensors.keys() == wanted.tensors.keys()
+            for name, expected in wanted.tensors.items():
+                error = ((numbers.tensors[name] - expected).norm() / expected.norm().clamp(min=1e-12)).item()
+                worst = max(worst, error)
+                assert error <= for_tensors, f"{name}: {error:.3g}"
+        if dispatcher in ONLY_ON_GPUS:
+            how = (
+                f"two optimizer steps of the tiny model in {precision} are those of one GPU: tensors within "
+                f"{worst:.1e} (at most {for_tensors:g}), losses within {for_losses:g}"
+            )
+            proved(axes, how)
+
+
+class TestAllToAll(Cells):
+    dispatcher = "alltoall"
+
+
+class TestDeepEP(Cells):
+    dispatcher = "deepep"
+
+
+class TestHybridEP(Cells):
+    dispatcher = "hybridep"

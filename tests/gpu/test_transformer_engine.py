@@ -175,17 +175,45 @@ def plain(ranks):
     return ranks.run(two_steps, (*ONE, "train.precision=bfloat16"), world_size=1, timeout=120)[0]
 
 
-@pytest.mark.parametrize(
-    ("compute", "bounds"),
-    [
-        pytest.param(TE, (0.01, 0.05), id="bfloat16"),
-        # A gradient has passed the roundings of every layer behind it.
-        pytest.param(FP8, (0.01, 0.25), id="fp8"),
-    ],
-)
-@pytest.mark.parametrize(
-    "layout",
-    [
+class Steps:
+    """A step in some layouts."""
+
+    layouts: ClassVar[list[object]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "layout" in metafunc.fixturenames:
+            metafunc.parametrize("layout", self.layouts)
+
+    @pytest.mark.parametrize(
+        ("compute", "bounds"),
+        [
+            pytest.param(TE, (0.01, 0.05), id="bfloat16"),
+            # A gradient has passed the roundings of every layer behind it.
+            pytest.param(FP8, (0.01, 0.25), id="fp8"),
+        ],
+    )
+    def test_a_step_is_that_of_plain_torch_on_one_gpu(
+        self, ranks, plain, require_usable, measured, compute, bounds, layout
+    ):
+        named = dict(override.split("=") for override in layout)
+        for kind in ("dispatcher", "sharding"):
+            require_usable(kind, named[f"{kind}.name"])
+        size = 1 if layout is ONE else 2
+        axes = (*layout, *compute) if size == 1 else (*layout, *compute, "parallel.ep=2", "launch.nproc_per_node=2")
+        worst = 0.0
+        for losses, norms, gradients in ranks.run(two_steps, axes, world_size=size, timeout=120):
+            assert losses == pytest.approx(plain[0], rel=bounds[0])
+            assert norms == pytest.approx(plain[1], rel=bounds[1])
+            assert gradients.keys() == plain[2].keys()
+            for name, right in plain[2].items():
+                error = ((gradients[name] - right).norm() / right.norm().clamp(min=1e-12)).item()
+                worst = max(worst, error)
+                assert error <= bounds[1], f"{name}: {error:.3g}"
+        measured(f"{' '.join(axes)}: gradients within {worst:.2g} of plain torch's on one GPU")
+
+
+class TestSteps(Steps):
+    layouts: ClassVar = [
         pytest.param(ONE, id="one GPU", marks=pytest.mark.one_gpu),
         *(
             pytest.param((f"dispatcher.name={dispatcher}", f"sharding.name={sharding}"), id=f"{dispatcher} {sharding}")
@@ -197,32 +225,16 @@ def plain(ranks):
             )
         ),
         pytest.param(
-            ("dispatcher.name=hybridep", "sharding.name=fsdp2"),
-            id="hybridep fsdp2",
-            marks=pytest.mark.xdist_group("numbers hybridep"),  # their ranks have its kernels
-        ),
-        pytest.param(
             ("dispatcher.name=alltoall", "sharding.name=fsdp2", "train.recompute=full", "debug.poison=true"),
             id="alltoall fsdp2 recompute poison",
         ),
-    ],
-)
-def test_a_step_is_that_of_plain_torch_on_one_gpu(ranks, plain, require_usable, measured, compute, bounds, layout):
-    named = dict(override.split("=") for override in layout)
-    for kind in ("dispatcher", "sharding"):
-        require_usable(kind, named[f"{kind}.name"])
-    size = 1 if layout is ONE else 2
-    axes = (*layout, *compute) if size == 1 else (*layout, *compute, "parallel.ep=2", "launch.nproc_per_node=2")
-    worst = 0.0
-    for losses, norms, gradients in ranks.run(two_steps, axes, world_size=size, timeout=120):
-        assert losses == pytest.approx(plain[0], rel=bounds[0])
-        assert norms == pytest.approx(plain[1], rel=bounds[1])
-        assert gradients.keys() == plain[2].keys()
-        for name, right in plain[2].items():
-            error = ((gradients[name] - right).norm() / right.norm().clamp(min=1e-12)).item()
-            worst = max(worst, error)
-            assert error <= bounds[1], f"{name}: {error:.3g}"
-    measured(f"{' '.join(axes)}: gradients within {worst:.2g} of plain torch's on one GPU")
+    ]
+
+
+class TestStepsWithHybridEP(Steps):
+    """A process of their own, since they wait for kernels that are compiled."""
+
+    layouts: ClassVar = [pytest.param(("dispatcher.name=hybridep", "sharding.name=fsdp2"), id="hybridep fsdp2")]
 
 
 PROXY = (
@@ -263,45 +275,46 @@ SETTLED = 50
 """Steps at the end, of which the losses are averaged."""
 
 
-@pytest.mark.one_gpu
-@pytest.mark.xdist_group("fp8")
-def test_fp8_trains_as_bfloat16_does(tmp_path, measured, gpus):
-    """200 steps each, side by side; the losses at the end, averaged, within 0.5 %."""
-    recipe = ROOT / "recipes/deepseek_v3/proxy_2gpu.yaml"
-    command = [sys.executable, "-m", "moeframe", "run", str(recipe), *PROXY]
-    with contextlib.ExitStack() as opened:
-        jobs = {
-            name: subprocess.Popen(
-                [*command, f"train.output_dir={tmp_path / name}", *compute],
-                stdout=opened.enter_context((tmp_path / f"{name}.txt").open("w")),
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "PYTHONUNBUFFERED": "1"},
+class TestTraining:
+    @pytest.mark.one_gpu
+    def test_fp8_trains_as_bfloat16_does(self, tmp_path, measured, gpus):
+        """200 steps each, side by side; the losses at the end, averaged, within 0.5 %."""
+        recipe = ROOT / "recipes/deepseek_v3/proxy_2gpu.yaml"
+        command = [sys.executable, "-m", "moeframe", "run", str(recipe), *PROXY]
+        with contextlib.ExitStack() as opened:
+            jobs = {
+                name: subprocess.Popen(
+                    [*command, f"train.output_dir={tmp_path / name}", *compute],
+                    stdout=opened.enter_context((tmp_path / f"{name}.txt").open("w")),
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "PYTHONUNBUFFERED": "1"},
+                )
+                for (name, compute), gpu in zip((("bfloat16", TE), ("fp8", FP8)), gpus, strict=True)
+            }
+            for job in jobs.values():
+                opened.callback(job.wait)
+                opened.callback(job.terminate)  # what still runs when the other one failed
+            ends_by = time.monotonic() + 180
+            for name, job in jobs.items():
+                code = job.wait(timeout=max(1.0, ends_by - time.monotonic()))
+                assert code == 0, (tmp_path / f"{name}.txt").read_text()[-6000:]
+        lines = {}
+        for name in jobs:
+            (metrics,) = (tmp_path / name).glob("*/*/metrics.jsonl")
+            lines[name] = [json.loads(line) for line in metrics.read_text().splitlines()]
+            assert len(lines[name]) == 200
+            settled = sorted(line["tokens_per_second"] for line in lines[name][100:])
+            memory = max(line["peak_memory_bytes"] for line in lines[name])
+            first, last = lines[name][0]["ce_loss"], lines[name][-1]["ce_loss"]
+            measured(
+                f"te {name}, {'one GPU each' if gpus[0] != gpus[1] else 'on a shared GPU'}: "
+                f"{settled[len(settled) // 2]:,.0f} tokens/s, {memory / 2**30:.1f} GiB peak, "
+                f"loss {first:.3f} -> {last:.3f}"
             )
-            for (name, compute), gpu in zip((("bfloat16", TE), ("fp8", FP8)), gpus, strict=True)
-        }
-        for job in jobs.values():
-            opened.callback(job.wait)
-            opened.callback(job.terminate)  # what still runs when the other one failed
-        ends_by = time.monotonic() + 180
-        for name, job in jobs.items():
-            code = job.wait(timeout=max(1.0, ends_by - time.monotonic()))
-            assert code == 0, (tmp_path / f"{name}.txt").read_text()[-6000:]
-    lines = {}
-    for name in jobs:
-        (metrics,) = (tmp_path / name).glob("*/*/metrics.jsonl")
-        lines[name] = [json.loads(line) for line in metrics.read_text().splitlines()]
-        assert len(lines[name]) == 200
-        settled = sorted(line["tokens_per_second"] for line in lines[name][100:])
-        memory = max(line["peak_memory_bytes"] for line in lines[name])
-        first, last = lines[name][0]["ce_loss"], lines[name][-1]["ce_loss"]
+        ends = {name: sum(line["ce_loss"] for line in steps[-SETTLED:]) / SETTLED for name, steps in lines.items()}
+        apart = ends["fp8"] / ends["bfloat16"] - 1
         measured(
-            f"te {name}, {'one GPU each' if gpus[0] != gpus[1] else 'on a shared GPU'}: "
-            f"{settled[len(settled) // 2]:,.0f} tokens/s, {memory / 2**30:.1f} GiB peak, loss {first:.3f} -> {last:.3f}"
+            f"te fp8 against bfloat16 after 200 steps: loss {ends['fp8']:.4f} and {ends['bfloat16']:.4f}, {apart:+.2%}"
         )
-    ends = {name: sum(line["ce_loss"] for line in steps[-SETTLED:]) / SETTLED for name, steps in lines.items()}
-    apart = ends["fp8"] / ends["bfloat16"] - 1
-    measured(
-        f"te fp8 against bfloat16 after 200 steps: loss {ends['fp8']:.4f} and {ends['bfloat16']:.4f}, {apart:+.2%}"
-    )
-    assert ends["bfloat16"] < 0.7 * lines["bfloat16"][0]["ce_loss"]
-    assert abs(apart) < 0.005
+        assert ends["bfloat16"] < 0.7 * lines["bfloat16"][0]["ce_loss"]
+        assert abs(apart) < 0.005

@@ -63,16 +63,10 @@ class DeviceProgress:
         stream = self._stream_number()
         if stream not in self._streams:
             self._streams[stream] = self._stream()
-        event = self._event()
+        event = self._free.pop() if self._free else self._new_event()
         event.record(self._streams[stream])
         self._pending.setdefault(stream, deque()).append(_Passed(number, place, event, time.time()))
         return stream
-
-    def _event(self) -> Any:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._new_event()
 
     def _take(self, pending: deque[_Passed]) -> None:
         """Take what the device has passed; on one stream all before the last passed event is passed too."""

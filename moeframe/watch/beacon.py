@@ -75,10 +75,10 @@ class DeviceState:
 
 
 class Probe(Protocol):
-    """What torch can tell of a rank without the rank's main thread. All run on the pulse, and `passed` on both."""
+    """What torch can tell of a rank without the rank's main thread. All but `passed` run on the pulse."""
 
     def passed(self, number: int, place: Place) -> int:
-        """Note that all work of a phase was launched, so far as it is. Returns the number of the stream.
+        """Note that all work of a phase was launched. Returns the number of the stream.
 
         `number` counts beginnings and ends of phases; ranks of one pipeline stage have the same numbers.
         """
@@ -145,7 +145,6 @@ class Beacon:
         self._map[: len(data)] = data
         self._count = 0
         self._passed = 0
-        self._asked = -1
         self._pulses = 0
         self._probe: Probe | None = None
         self._seen: tuple[int, list[dict[str, Any]]] = (-1, [])
@@ -249,10 +248,6 @@ class Beacon:
         values: dict[str, Any] = {"at": time.monotonic(), "count": self._count, "fused": self.fused}
         if self._probe is not None:
             values["groups"] = groups = self._probe.groups()
-            if closely and self._asked != self._passed:
-                # The host may wait inside of a phase for work that no event is behind yet.
-                self._asked = self._passed
-                self._probe.passed(self._passed + 1, self.place)
             done = self._probe.device()
             if done is not None:
                 place = None if done.place is None else place_fields(done.place)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeframe.trace import Place
-from moeframe.watch.beacon import Beacon, DeviceState, beacon_file, lit
+from moeframe.watch.beacon import Beacon, beacon_file, lit
 from moeframe.watch.record import (
     MOMENT_SIZE,
     SIZE,
@@ -167,31 +167,3 @@ def test_a_copy_of_the_beacon_of_another_rank_is_named(beacon: Beacon, tmp_path:
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [3, 11, 19], [0, 1, 3], [5]])
 def test_ranks_of_a_mesh_take_little_room_and_come_back(ranks: list[int]) -> None:
     assert expand(compact(ranks)) == tuple(ranks)
-
-
-def test_a_rank_that_stands_still_inside_of_a_phase_asks_its_device(beacon: Beacon, tmp_path: Path) -> None:
-    class Busy:
-        def __init__(self) -> None:
-            self.asked: list[tuple[int, Place]] = []
-
-        def passed(self, number: int, place: Place) -> int:
-            self.asked.append((number, place))
-            return 0
-
-        def device(self) -> DeviceState:
-            return DeviceState(done=0, number=self.asked[-1][0], place=self.asked[-1][1], launched=5.0)
-
-        def groups(self) -> list:
-            return []
-
-        def collectives(self) -> list:
-            return []
-
-    beacon.enter(PLACE)
-    probe = Busy()
-    beacon.probe(probe)
-    for _ in range(3):
-        beacon.pulse(closely=True)
-    assert probe.asked == [(2, PLACE)]
-    view = read_view(tmp_path / "beacons" / "rank-0", now=0.0)
-    assert (view.device, view.device_number, view.device_launched, view.in_kernel) == (PLACE, 2, 5.0, True)

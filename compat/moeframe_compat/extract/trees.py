@@ -171,15 +171,29 @@ def _directory(path: Path, label: str, wanted: _Wanted) -> Tree:
         tree = wanted.pick(label, _names(path, wanted))
     except ExtractionError:
         tree = wanted.pick(label, _walk(path, ""))
+    base = str(path)
     try:
         for name in tree.files:
-            if (path / name).stat().st_size > MAX_FILE:
-                raise ExtractionError(_too_big(name, (path / name).stat().st_size))
-            tree.files[name] = (path / name).read_bytes()
-        tree.documents = {n: (path / n).read_bytes() for n in tree.documents if (path / n).stat().st_size < MAX_FILE}
+            data = _bytes(f"{base}/{name}")
+            if isinstance(data, int):
+                raise ExtractionError(_too_big(name, data))
+            tree.files[name] = data
+        for name in list(tree.documents):
+            data = _bytes(f"{base}/{name}")
+            if isinstance(data, bytes):
+                tree.documents[name] = data
+            else:
+                del tree.documents[name]
     except OSError as e:
         raise ExtractionError(f"dir:{label}: {e.strerror}: {name}") from e
     return tree
+
+
+def _bytes(file: str) -> bytes | int:
+    """What a file holds, or its size if it is too big."""
+    with open(file, "rb", buffering=0) as opened:  # noqa: PTH123 - several hundred files
+        size = os.fstat(opened.fileno()).st_size
+        return size if size > MAX_FILE else opened.readall()
 
 
 def _names(path: Path, wanted: _Wanted) -> list[str]:

@@ -12,7 +12,6 @@ from moeframe import trace
 from moeframe.errors import ContractError
 from moeframe.protocols.dispatcher import Dispatched, Dispatcher, DispatcherContext, Layout
 from moeframe_collectives.exchange import all_gather, reduce_scatter_sum
-from moeframe_collectives.groups import exchange_group
 from moeframe_collectives.options import AllGatherOptions
 from moeframe_collectives.routing import require_same_tokens, require_valid_ids, sort_assignments
 from moeframe_collectives.rows import Packing, grad_anchor, high_dtype, require_expert_rows, sum_rows
@@ -53,7 +52,7 @@ class AllGatherDispatcher(Dispatcher):
     def __init__(self, options: AllGatherOptions, context: DispatcherContext) -> None:
         """Keep the context; a group of one rank needs no communication."""
         self._context = context
-        self._group = exchange_group(context, options.max_ctas)
+        self._group = context.ep_group if context.ep_size > 1 else None
         self._validate = options.validate or context.device.type == "cpu"
 
     def layout(self, expert_ids_TK: torch.Tensor) -> AllGatherLayout:

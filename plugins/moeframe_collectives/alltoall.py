@@ -10,7 +10,6 @@ from torch.distributed import ProcessGroup
 
 from moeframe.protocols.dispatcher import Dispatched, Dispatcher, DispatcherContext, Layout
 from moeframe_collectives.exchange import all_to_all, require_agreeing_splits
-from moeframe_collectives.groups import exchange_group
 from moeframe_collectives.options import AllToAllOptions
 from moeframe_collectives.routing import require_same_tokens, require_valid_ids, sort_assignments
 from moeframe_collectives.rows import Packing, grad_anchor, require_expert_rows, sum_rows, sum_rows_rounded
@@ -53,7 +52,7 @@ class AllToAllDispatcher(Dispatcher):
     def __init__(self, options: AllToAllOptions, context: DispatcherContext) -> None:
         """Keep the context; a group of one rank needs no communication."""
         self._context = context
-        self._group = exchange_group(context, options.max_ctas)
+        self._group = context.ep_group if context.ep_size > 1 else None
         self._validate = options.validate or context.device.type == "cpu"
         self._check_splits = options.check_splits
 

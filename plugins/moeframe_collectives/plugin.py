@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
 
-from moeframe.errors import Problem
 from moeframe.hooks import DispatcherOffer, hookimpl
 from moeframe.protocols.dispatcher import Dispatcher, DispatcherContext, DispatcherTraits
 from moeframe.protocols.precision import Precision
 from moeframe_collectives.options import AllGatherOptions, AllToAllOptions, LocalOptions
 
-if TYPE_CHECKING:
-    from moeframe.config.schema import Recipe
-
-__all__ = ["moeframe_check_recipe", "moeframe_offer_dispatchers"]
-
-_LIMITED: Final = ("allgather", "alltoall")
+__all__ = ["moeframe_offer_dispatchers"]
 
 
 def _build_local(options: LocalOptions, context: DispatcherContext) -> Dispatcher:
@@ -69,17 +62,6 @@ def _alltoall_traits(options: AllToAllOptions, precision: Precision) -> Dispatch
         deterministic=True,
         async_comm=not options.check_splits,  # with NCCL; gloo blocks
     )
-
-
-@hookimpl
-def moeframe_check_recipe(recipe: Recipe) -> Sequence[Problem]:
-    """Refuse a limit of NCCL's thread blocks where exchanges run on gloo."""
-    limit = recipe.dispatcher.options.get("max_ctas")
-    if recipe.dispatcher.name not in _LIMITED or limit is None or recipe.launch.device != "cpu":
-        return []
-    message = f"given {limit}, which limits thread blocks of NCCL; with launch.device: cpu exchanges run on gloo."
-    fix = "Set it to null, or launch.device to cuda."
-    return [Problem(path="dispatcher.options.max_ctas", message=message, fix=fix)]
 
 
 @hookimpl

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import pytest
 import torch
@@ -44,9 +43,3 @@ class TestAllToAll(OnCuda):
 class TestAllGather(OnCuda):
     __test__ = True
     offer = OFFERS["allgather"]
-
-
-class TestLimitedAllToAll(OnCuda):
-    __test__ = True
-    offer = OFFERS["alltoall"]
-    options: ClassVar[dict[str, object]] = {"max_ctas": 4}

@@ -45,7 +45,9 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: {refused}\n")
         return 2
     except MoeframeError as error:
-        sys.stderr.write(f"{error_text(error)}\n")
+        from moeframe.cli.wrapping import for_reader
+
+        sys.stderr.write(f"{for_reader(error_text(error), sys.stderr)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -97,8 +98,9 @@ def _check(
 ) -> None:
     """Check a recipe without running it; needs no GPU."""
     from moeframe.cli.check import check
+    from moeframe.cli.wrapping import for_reader
 
-    typer.echo(check(recipe, overrides or [], _plugins(context, plugin)))
+    typer.echo(for_reader(check(recipe, overrides or [], _plugins(context, plugin)), sys.stdout))
 
 
 @app.command("plan")
@@ -208,7 +210,7 @@ def _test_plugin(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A backend, as `plugins` lists it.", show_default=False)],
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="dispatcher, sharding or schedule, if several have the name.")
+        str | None, typer.Option(metavar="KIND", help="dispatcher, sharding, schedule or compute, if several have the name.")
     ] = None,
     plugin: PluginOption = None,
     *,

@@ -136,7 +136,7 @@ the reason of each refusal. Besides these:
 - With `dispatcher.options.num_sms` (of `deepep`), or NCCL's `NCCL_MAX_CTAS` (of `alltoall` and `allgather`), exchanges
   take fewer multiprocessors from the compute beside them, for longer. Measure before you set one: on one H200, with the
   same layers, a group of one rank and a kernel that copied the bytes of each exchange beside them, steps took 2992 ms
-  with 32 blocks, 3010 with 16, 3021 with 8 and 3046 with 4 (`accumulate` with 32: 3188). The exchanges without any copy:
+  with 32 blocks, 3010 with 16, 3021 with 8 and 3046 with 4 (`accumulate` with 32: 3188). Exchanges without any copy:
   2955 ms, and `accumulate` 3092; the GPU idles 38 and 101 ms in a profiled step of these.
 - One micro-batch a step has no partner; `moeframe check` and `plan` note it.
 - A dispatcher without `async_comm` blocks, so it computes right and hides nothing. `CUDA_DEVICE_MAX_CONNECTIONS=1` is

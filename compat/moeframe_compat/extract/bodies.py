@@ -13,6 +13,8 @@ from moeframe_compat.model.objects import Body, CallShape, Raise
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _DEPRECATION = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
 _STATE_CALLS = ("register_buffer", "register_parameter", "add_module", "register_module")
+NOT_SAVED = "register_buffer(persistent=False)"
+"""In `Class.state`: a buffer that no checkpoint holds."""
 _LONGEST = 200
 _TELLING = frozenset(
     {
@@ -167,7 +169,10 @@ class BodyReader:
     def _self_call(self, method: str, node: ast.Call) -> None:
         self.body.self_calls.setdefault(method, []).append(call_shape(node))
         if method in _STATE_CALLS and node.args and isinstance(node.args[0], ast.Constant):
-            self.state[str(node.args[0].value)] = method
+            passing = any(k.arg == "persistent" and _is_false(k.value) for k in node.keywords) or (
+                method == "register_buffer" and len(node.args) > 2 and _is_false(node.args[2])
+            )
+            self.state[str(node.args[0].value)] = NOT_SAVED if passing else method
 
     def _warning(self, node: ast.Call) -> None:
         given = [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "category")]
@@ -205,6 +210,10 @@ class BodyReader:
             self.body.reads.append(key.value)
         else:
             self.body.forwards = True
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
 
 
 def literal_text(node: ast.AST) -> str:

@@ -39,6 +39,10 @@ _STATE = ("state_dict", "load_state_dict")
 """The rules of checkpoints look at these."""
 
 
+_UNLIKE = ({"tuple", "dict"}, {"list", "dict"}, {"tuple", "set"}, {"list", "set"}, {"dict", "set"})
+"""Kinds of results that cannot stand in for one another."""
+
+
 def _shape(ctx: Context, path: str, old: Found, new: Found) -> None:
     """PY112 where nothing is annotated: tuples of another length, dicts without a key, no result at all."""
     a, b = old.obj, new.obj
@@ -52,6 +56,8 @@ def _shape(ctx: Context, path: str, old: Found, new: Found) -> None:
         (was,), (is_,) = before, now
         if was.startswith("tuple:") and is_.startswith("tuple:") and was != is_:
             why = "unpacking its result raises ValueError"
+        if {was.partition(":")[0], is_.partition(":")[0]} in _UNLIKE:
+            why = f"its result is a {is_.partition(':')[0]} now: unpacking and subscripts give something else or fail"
         if was.startswith("dict:") and is_.startswith("dict:"):
             gone = sorted(set(was[5:].split(",")) - set(is_[5:].split(",")))
             if a.binding == "method" and a.name in _STATE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moeframe_compat.extract.bodies import NOT_SAVED
 from moeframe_compat.index.classes import is_dataclass
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.public import is_private, module_is_public
@@ -40,8 +41,9 @@ def check_checkpoints(ctx: Context, shims: Shims) -> None:
 
 def _state(ctx: Context, old: Found, new: Found, shims: Shims) -> None:
     keys_old, keys_new = saved_keys(ctx.old, old), saved_keys(ctx.new, new)
-    lost = [k for k in keys_old if k not in keys_new]
-    if not lost or not keys_new:
+    _wrapped(ctx, old, new, keys_old, keys_new, shims)
+    lost = [k for k in keys_old if k not in keys_new and (keys_new or _unsaved(ctx.new, new, k))]
+    if not lost:
         return
     fresh = [k for k in keys_new if k not in keys_old]
     for key in lost:
@@ -66,6 +68,44 @@ def _state(ctx: Context, old: Found, new: Found, shims: Shims) -> None:
         )
 
 
+def _unsaved(index: Index, cls: Found, key: str) -> bool:
+    """Does the class say that it does not save this?"""
+    return any(isinstance(c.obj, Class) and c.obj.state.get(key) == NOT_SAVED for c in index.mro(cls))
+
+
+def _wrapped(
+    ctx: Context, old: Found, new: Found, keys_old: dict[str, str], keys_new: dict[str, str], shims: Shims
+) -> None:
+    """CK001 for a submodule that stands in a container now, or no longer: its keys got, or lost, a number."""
+    for key, text in keys_old.items():
+        was, now = _torch_name(text), _torch_name(keys_new.get(key, ""))
+        if not was or not now or (was in _CONTAINERS) == (now in _CONTAINERS):
+            continue
+        inner, gone = (f"{key}.0", f"{key}.weight") if now in _CONTAINERS else (key, f"{key}.0.weight")
+        if shims.state(new, gone, "", list(keys_new)) in ("works", "broken"):
+            continue
+        ctx.emit(
+            "CK001",
+            f"{old.path}.{key}",
+            old=f"{key} = {was}",
+            new=f"{key} = {now}",
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why=f"checkpoints of the old release name what is in {key} otherwise: {gone} and the like are not found",
+            fix=f"rename the keys below {key} to those below {inner} in a load_state_dict pre-hook",
+        )
+
+
+_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
+
+
+def _torch_name(text: str) -> str:
+    """`Linear` for `nn.Linear(…)`, "" for anything else."""
+    head = text.split("(", 1)[0]
+    name = head.removeprefix("torch.").removeprefix("nn.")
+    return name if head.startswith(("nn.", "torch.nn.")) and name.isidentifier() and name[:1].isupper() else ""
+
+
 def saved_keys(index: Index, cls: Found) -> dict[str, str]:
     """Entries of the state of a class and its ancestors in the package; empty if it saves none."""
     torch = any(
@@ -85,6 +125,8 @@ def saved_keys(index: Index, cls: Found) -> dict[str, str]:
     for c in own.values():
         assert isinstance(c.obj, Class)
         for key, text in c.obj.state.items():
+            if text == NOT_SAVED:
+                continue
             if not external or text in _MODULE_MAKERS or _is_module(index, c, text):
                 out.setdefault(key, text)
     return out

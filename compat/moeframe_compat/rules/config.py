@@ -10,7 +10,7 @@ from moeframe_compat.index.annotations import alternatives, covers, show
 from moeframe_compat.index.classes import Field, fields, is_dataclass
 from moeframe_compat.index.lookup import Found, Index, parse
 from moeframe_compat.interpret.shims import Shims
-from moeframe_compat.model.objects import Class, Function
+from moeframe_compat.model.objects import Class, Function, Raise
 from moeframe_compat.rules.context import Context, Place
 
 _NAMES = re.compile(r"(Config|Cfg|Configuration|Options|Settings|Arguments|Args|Recipe|HParams|Hyperparameters)$")
@@ -227,9 +227,11 @@ def check_validation(ctx: Context) -> None:
                 continue
             had = {key for r in old.body.raises for key in re.findall(r"\w+", r.guard) if key in keys}
             for r in new.body.raises:
-                condition = r.args if r.error == "AssertionError" else r.guard.rsplit(" and ", 1)[-1]
+                condition = _condition(r)
                 key = _mentions(condition, keys)
-                if not key or key in had or any(r.guard == o.guard for o in old.body.raises):
+                if not key or any(r.guard == o.guard for o in old.body.raises):
+                    continue
+                if key in had and not any(_stricter(o, r) for o in old.body.raises):
                     continue
                 ctx.emit(
                     "CF008",
@@ -241,6 +243,27 @@ def check_validation(ctx: Context) -> None:
                     why=f"recipes for which `{r.guard}` fail now",
                     fix="warn for one release before refusing",
                 )
+
+
+def _condition(r: Raise) -> str:
+    return r.args if r.error == "AssertionError" else r.guard.rsplit(" and ", 1)[-1]
+
+
+def _stricter(old: Raise, new: Raise) -> bool:
+    """Does the same comparison with a number refuse more: `if n < 0: raise` before, `if n < 1: raise` now?"""
+    before, now = parse(_condition(old)), parse(_condition(new))
+    if not isinstance(before, ast.Compare) or not isinstance(now, ast.Compare) or old.error != new.error:
+        return False
+    if len(before.ops) != 1 or len(now.ops) != 1 or ast.unparse(before.left) != ast.unparse(now.left):
+        return False
+    below, above = (isinstance(now.ops[0], kinds) for kinds in ((ast.Lt, ast.LtE), (ast.Gt, ast.GtE)))
+    if new.error == "AssertionError":
+        below, above = above, below
+    try:
+        a, b = ast.literal_eval(before.comparators[0]), ast.literal_eval(now.comparators[0])
+        return type(before.ops[0]) is type(now.ops[0]) and bool((below and b > a) or (above and b < a))
+    except (ValueError, TypeError):
+        return False
 
 
 def _by_name(members: dict[str, Any], prefix: str = "") -> dict[str, Function]:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import typer
 
-from moeframe.bench.baseline import plain_schedule
+from moeframe.bench.baseline import plain_schedule, schedules_with_phases
 from moeframe.bench.report import lines
 from moeframe.config.compose import Composition, compose
 from moeframe.config.load import read_recipe
+from moeframe.config.misfit import setting
 from moeframe.errors import JobFailedError, Problem, RecipeError, TopologyError, UserInputError
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
@@ -48,7 +49,7 @@ def bench_overlap(
     loaded = read_recipe(recipe, overrides)
     catalog = Catalog(build_plugin_manager(plugins, wanted=loaded.backends))
     composition = compose(loaded, catalog)
-    _require_phases(composition)
+    _require_phases(composition, catalog)
     plain_schedule(catalog, composition.precision)
     _require_gpus(composition)
     out.mkdir(parents=True, exist_ok=True)
@@ -78,18 +79,17 @@ def bench_overlap(
     typer.echo("\n".join([*lines(data), "", f"{out}/: overlap.json, overlap.png, overlap.svg"]))
 
 
-def _require_phases(composition: Composition) -> None:
-    if not composition.schedule.traits.runs_phases:
-        name = composition.schedule.offer.name
-        raise RecipeError(
-            [
-                Problem(
-                    path="schedule.name",
-                    message=f"given {name!r}, which runs no phases beside each other: there is no overlap to measure.",
-                    fix="Name a schedule with the trait runs_phases (`moeframe plugins` lists schedules).",
-                )
-            ]
-        )
+def _require_phases(composition: Composition, catalog: Catalog) -> None:
+    if composition.schedule.traits.runs_phases:
+        return
+    name = composition.schedule.offer.name
+    fitting = setting("schedule.name", schedules_with_phases(catalog, composition.precision))
+    problem = Problem(
+        path="schedule.name",
+        message=f"given {name!r}, which runs no phases beside each other: there is no overlap to measure.",
+        fix=f"Use {fitting[0]}." if fitting else "No plugin offers a schedule that does.",
+    )
+    raise RecipeError([problem])
 
 
 def _require_gpus(composition: Composition) -> None:

@@ -59,7 +59,7 @@ def _lines(composition: Composition, prints: Sequence[Footprint]) -> Iterator[st
     yield f"  {degrees.world} ranks: " + ", ".join(f"{axis} {getattr(degrees, axis)}" for axis in _AXES)
     yield (
         f"  {train.micro_batch_size * train.seq_len:,} tokens on a rank in a micro-batch, "
-        f"{composition.num_micro_batches} micro-batch(es) a step"
+        f"{composition.num_micro_batches} micro-batch{'' if composition.num_micro_batches == 1 else 'es'} a step"
     )
     yield from (f"  note: {note}" for note in notes(composition))
     for one in prints:
@@ -71,7 +71,7 @@ def _lines(composition: Composition, prints: Sequence[Footprint]) -> Iterator[st
 
 def _rank_lines(one: Footprint, pipeline_ranks: int) -> Iterator[str]:
     """Yield what a rank of one pipeline position holds."""
-    layers = f"{len(one.layers)} decoder layer(s)"
+    layers = f"{len(one.layers)} decoder layer{'' if len(one.layers) == 1 else 's'}"
     yield ""
     yield (
         f"Each rank of pipeline rank {one.pipeline_rank}, {layers}:" if pipeline_ranks > 1 else f"Each rank, {layers}:"

@@ -151,10 +151,14 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
     if near:
         fix = f"Did you mean {path.parent / near[0]}?"
     elif siblings:
-        fix = f"Recipes in {path.parent}: {', '.join(siblings)}."
+        fix = f"Recipes in {_folder(path.parent)}: {', '.join(siblings)}."
     else:
-        fix = f"There is no recipe in {path.parent}."
+        fix = f"There is no recipe in {_folder(path.parent)}."
     return Problem(path="", message="no such file.", fix=fix, where=where)
+
+
+def _folder(folder: Path) -> str:
+    return "the working directory" if folder == Path() else str(folder)
 
 
 class _Builder:

@@ -32,7 +32,8 @@ def test_a_machine_with_too_few_gpus_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_schedule_without_overlap_is_refused(tmp_path: Path) -> None:
-    assert "there is no overlap to measure" in refused(tmp_path, "schedule.name=accumulate")
+    said = refused(tmp_path, "schedule.name=accumulate")
+    assert said.endswith("there is no overlap to measure. Use schedule.name=overlap_1f1b.")
 
 
 def test_numbers_out_of_range_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,8 @@ def test_a_missing_file_lists_the_recipes_next_to_it(recipes) -> None:
         load_recipe("a/xyz")
     with pytest.raises(RecipeError, match=r"^b/xyz: no such file\. There is no recipe in b"):
         load_recipe("b/xyz")
+    with pytest.raises(RecipeError, match=r"^xyz: no such file\. There is no recipe in the working directory\.$"):
+        load_recipe("xyz")
 
 
 def test_a_directory_is_no_recipe(recipes) -> None:

@@ -210,7 +210,8 @@ def _test_plugin(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A backend, as `plugins` lists it.", show_default=False)],
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="dispatcher, sharding, schedule or compute, if several have the name.")
+        str | None,
+        typer.Option(metavar="KIND", help="dispatcher, sharding, schedule or compute, if several have the name."),
     ] = None,
     plugin: PluginOption = None,
     *,

@@ -304,7 +304,7 @@ def test_c42_resuming_gives_equal_bits(ranks: RankPool, tmp_path: Path, layout: 
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (("hsdp", 4, 2, 1), r"parallel.dp_replicate: given 1; sharding 'hsdp' .* Use parallel\.dp_replicate=2; or sharding\.name="),
+        (("hsdp", 4, 2, 1), r"parallel.dp_replicate: given 1; sharding 'hsdp' .* Use parallel\.dp_replicate=2;"),
         (("fsdp2", 4, 1, 2), "parallel.dp_replicate: given 2; sharding 'fsdp2' knows no replicas of its shards"),
         (("hsdp", 4, 4, 2), r"parallel.ep: 4 does not divide both the 2 data ranks of one replica .* Legal: 1, 2"),
     ],

@@ -90,13 +90,15 @@ class _Reader:
             return
         given = {k.arg: k.value for k in call.keywords if k.arg}
         positional = not flags[0].startswith("-")
+        action = _constant(given.get("action")) or _name(given.get("action"))
+        switches = [f"--no-{f[2:]}" for f in flags if f.startswith("--") and action.endswith("BooleanOptionalAction")]
         option = CliOption(
             parser,
-            flags,
+            [*flags, *switches],
             _constant(given.get("dest")) or _dest(flags),
             self.module.file,
             call.lineno,
-            action=_constant(given.get("action")) or _name(given.get("action")),
+            action=action,
             type=_name(given.get("type")),
             default=ast.unparse(given["default"]) if "default" in given else None,
             choices=_choices(given.get("choices")),

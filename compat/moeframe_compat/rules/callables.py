@@ -56,7 +56,7 @@ def _shape(ctx: Context, path: str, old: Found, new: Found) -> None:
         (was,), (is_,) = before, now
         if was.startswith("tuple:") and is_.startswith("tuple:") and was != is_:
             why = "unpacking its result raises ValueError"
-        if {was.partition(":")[0], is_.partition(":")[0]} in _UNLIKE:
+        if a.returns is None and {was.partition(":")[0], is_.partition(":")[0]} in _UNLIKE:
             why = f"its result is a {is_.partition(':')[0]} now: unpacking and subscripts give something else or fail"
         if was.startswith("dict:") and is_.startswith("dict:"):
             gone = sorted(set(was[5:].split(",")) - set(is_[5:].split(",")))

@@ -28,8 +28,14 @@ def check_loaded(ctx: Context, gone: set[str]) -> None:
             continue
         for sub in sorted(before - after):
             home, _, name = sub.rpartition(".")
-            if home == path and sub in ctx.new.modules and module_is_public(sub) and name not in now.members:
+            if home == path and sub in ctx.new.modules and module_is_public(sub) and not _bound(now, name):
                 _report(ctx, package, now, sub)
+
+
+def _bound(module: Module, name: str) -> bool:
+    """Does the module have the name at run time?"""
+    made = module.members.get(name)
+    return made is not None and not made.type_checking
 
 
 def _answers(module: Module) -> bool:

@@ -241,6 +241,15 @@ def _method_to_value(ctx: Context, path: str, old: Found, new: Found) -> None:
             )
 
 
+def _no_callable(a: Attribute) -> bool:
+    """Is it surely a value that nobody calls?"""
+    if a.value:
+        return "(" not in a.value and not a.value.startswith("lambda")
+    return (a.annotation or "").strip("'\"") in ("int", "str", "float", "bool", "bytes") or (
+        a.annotation or ""
+    ).startswith(("list[", "dict[", "tuple[", "set["))
+
+
 def _attribute(ctx: Context, path: str, cls: Found, old: Found, new: Found) -> None:
     a = old.obj
     assert isinstance(a, Attribute)
@@ -267,13 +276,7 @@ def _attribute(ctx: Context, path: str, cls: Found, old: Found, new: Found) -> N
                 why="assigning to it raises AttributeError",
                 fix="give the property a setter",
             )
-        elif (
-            new.obj.role == "function"
-            and a.value
-            and not a.instance
-            and "(" not in a.value
-            and not a.value.startswith("lambda")
-        ):
+        elif new.obj.role == "function" and not a.instance and _no_callable(a):
             ctx.emit(
                 "PY008",
                 path,

@@ -50,6 +50,13 @@ def _function(ctx: Context, path: str, old: Found, new: Found, shims: Shims) -> 
         _kind(ctx, path, old, new, "function", "module", "calling it raises TypeError")
 
 
+_MANAGERS = (("contextmanager", ("__enter__", "__exit__")), ("asynccontextmanager", ("__aenter__", "__aexit__")))
+
+
+def _has(ctx: Context, cls: Found, *names: str) -> bool:
+    return all(ctx.new.member(cls, name) is not None for name in names)
+
+
 def _function_to_class(ctx: Context, path: str, old: Found, new: Found) -> None:
     """Compatible only where the function promised an instance of that class, or of one of its ancestors."""
     assert isinstance(old.obj, Function)
@@ -64,6 +71,8 @@ def _function_to_class(ctx: Context, path: str, old: Found, new: Found) -> None:
         and all(m.rpartition(".")[2].lstrip("_") in {a.lstrip("_") for a in ancestors} for m in made)
     ):
         return
+    if any(old.obj.decorated(d) and _has(ctx, new, *names) for d, names in _MANAGERS):
+        return  # `with` is all that it was for
     _kind(ctx, path, old, new, "function", "class", "the call returns an instance instead of the function's result")
 
 

@@ -59,6 +59,8 @@ def _attributes(ctx: Context, path: str, old: Found, new: Found) -> None:
     assert isinstance(old.obj, Class)
     for name, m in old.obj.members.items():
         found = ctx.new.member(new, name)
+        if isinstance(m, Function) and found is not None and isinstance(found.obj, Attribute):
+            _settable(ctx, f"{path}.{name}", Found(f"{old.path}.{name}", old.module, m), found)
         if not isinstance(m, Attribute) or m.instance or found is None or not isinstance(found.obj, Attribute):
             continue
         before = alternatives(ctx.old, old.module, m.annotation)
@@ -87,6 +89,23 @@ def _attributes(ctx: Context, path: str, old: Found, new: Found) -> None:
                 why=f"implementations whose {name} is {show(before)} are refused by type checkers",
                 fix=f"keep {show(before)}",
             )
+
+
+def _settable(ctx: Context, path: str, old: Found, new: Found) -> None:
+    """PA011: implementations of a read-only property are asked for an attribute that can be assigned."""
+    assert isinstance(old.obj, Function)
+    assert isinstance(new.obj, Attribute)
+    if old.obj.role == "property" and not old.obj.writable and not new.obj.instance and not _read_only(new.obj):
+        ctx.emit(
+            "PA011",
+            path,
+            old="read-only property",
+            new="attribute",
+            at=ctx.new_place(new),
+            was=ctx.old_place(old),
+            why="implementations with a read-only property are refused by type checkers: it may be assigned",
+            fix="keep it a property",
+        )
 
 
 def _read_only(attribute: Attribute) -> bool:

@@ -106,6 +106,9 @@ def _interrupted(run_dir: RunDirectory, views: Sequence[RankView], raised: Seque
         number = signal.SIGINT.value
     if number is None or any(view.state in ("running", "stopped") for view in views):
         return None
+    summary = read_json(run_dir.path / "summary.json")
+    if isinstance(summary, dict) and not summary.get("stopped_by"):
+        return f"ended by {_signal(number)} after the last step: nothing is left to do"
     step = max((view.moment.place.step for view in views), default=-1)
     where = f"in step {step}" if step >= 0 else "before the first step"
     return f"ended by {_signal(number)} {where}; {_way_on(run_dir)}"

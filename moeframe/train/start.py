@@ -160,13 +160,7 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
         with suppress(OSError):  # a full disk; the terminal is told
             run_dir.write_json(run_dir.ended_file.name, {"stopped_by": outcome.received})
         name = signal.Signals(outcome.received).name
-        steps = complete_steps(run_dir.checkpoints)
-        saved = (
-            f"the last whole checkpoint is step {steps[-1]}; go on with --resume {run_dir.path}"
-            if steps
-            else ("no checkpoint is whole")
-        )
-        print(f"ended by {name} before a step boundary: {saved}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
+        print(f"ended by {name} {_how_far(run_dir)}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
         return 128 + outcome.received
     rank = outcome.first_failed
     assert rank is not None
@@ -175,6 +169,20 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
     place = f"; another rank lost it {told('at', failures[0].place)}" if failures else ""
     print(f"rank {rank} {how} without a report of its own{place}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
     return 1
+
+
+def _how_far(run_dir: RunDirectory) -> str:
+    """Return where a signal ended the ranks of a run that did not end by themselves, and how to go on."""
+    summary = read_json(run_dir.path / "summary.json")  # written when training is over, before its processes end
+    if isinstance(summary, dict) and not summary["stopped_by"]:
+        return f"after the last step: all {summary['steps_done']} steps are done, and no curves are drawn"
+    steps = complete_steps(run_dir.checkpoints)
+    if not steps:
+        return "before a step boundary: no checkpoint is whole"
+    return (
+        f"before a step boundary: the last whole checkpoint is step {steps[-1]}; go on with "
+        f"`moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
+    )
 
 
 def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -> str:

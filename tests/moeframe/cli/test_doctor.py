@@ -84,6 +84,10 @@ def test_a_run_that_a_signal_ended_before_a_step_boundary_is_no_failure(run_dir:
     _pretend_dead(run_dir)
     assert doctor(run_dir) == 0
     assert said(capsys).startswith("ended by SIGINT in step 2; ")
+    (run_dir / "summary.json").write_text('{"steps_done": 2, "stopped_by": 0}')
+    assert doctor(run_dir) == 0
+    assert said(capsys) == "ended by SIGINT after the last step: nothing is left to do\n"
+    (run_dir / "summary.json").unlink()
     (run_dir / "ended.json").unlink()
     write_failure(run_dir / "log", KeyboardInterrupt(), rank=0, place=Place(step=2))
     assert doctor(run_dir) == 0

@@ -42,6 +42,26 @@ def test_a_job_whose_verdict_cannot_be_written_or_put_away_is_reported_all_the_s
 
 
 @pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        ('{"steps_done": 3, "stopped_by": 0}', "ended by SIGTERM after the last step: all 3 steps are done"),
+        ("", "ended by SIGTERM before a step boundary: the last whole checkpoint is step 3; go on with `moeframe run "),
+    ],
+)
+def test_a_run_that_a_signal_ended_says_whether_anything_is_left_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], summary: str, words: str
+) -> None:
+    whole = tmp_path / "checkpoints" / "step-3" / "COMPLETE"
+    whole.parent.mkdir(parents=True)
+    whole.touch()
+    (tmp_path / "log").mkdir()
+    if summary:
+        (tmp_path / "summary.json").write_text(summary)
+    assert start.report(RunDirectory(tmp_path), Outcome(codes=(-15, -15), first_failed=None, received=15)) == 143
+    assert capsys.readouterr().err.startswith(words)
+
+
+@pytest.mark.parametrize(
     ("overrides", "lines"),
     [
         (

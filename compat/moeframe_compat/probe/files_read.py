@@ -11,7 +11,7 @@ _CODE = (".py", ".toml", ".yaml", ".yml", ".json", ".so", ".pth", ".dist-info", 
 
 
 def fingerprint(path: str) -> str:
-    """The state of a file or folder: a file's time and size, the names in a folder that an import may find."""
+    """The state of a file or folder: a file's size and times (one of which nobody can set back), names in a folder."""
     try:
         if os.path.isdir(path):  # noqa: PTH112 - several hundred calls
             names = sorted(n for n in os.listdir(path) if n.endswith(_CODE) or n.isidentifier())  # noqa: PTH208
@@ -19,7 +19,7 @@ def fingerprint(path: str) -> str:
         status = os.stat(path)  # noqa: PTH116
     except OSError:
         return "none"
-    return f"{status.st_mtime_ns} {status.st_size}"
+    return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_size}"
 
 
 class Recorder:

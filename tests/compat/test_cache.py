@@ -8,6 +8,7 @@ from typing import Any
 
 import moeframe_compat.extract.cache as cache_module
 import pytest
+from moeframe_compat.errors import ExtractionError
 from moeframe_compat.extract.cache import cached_snapshots
 from moeframe_compat.extract.package import Extraction
 from moeframe_compat.extract.trees import parse_spec
@@ -65,6 +66,41 @@ def test_a_cache_that_others_can_write_or_that_is_damaged_is_not_used(reads: lis
     snapshot()
     assert len(reads) == 9
     assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_a_flipped_bit_that_leaves_a_pickle_is_noticed(reads: list[str]) -> None:
+    first = snapshot().dump()
+    (kept,) = Path("kept").glob("*.pickle")
+    text = kept.read_bytes()
+    assert b"pkg.b" in text
+    kept.write_bytes(text.replace(b"pkg.b", b"pkg.c"))
+    assert snapshot().dump() == first
+    assert len(reads) == 6
+
+
+def test_a_user_without_a_home_keeps_nothing(reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("MOEFRAME_COMPAT_CACHE")
+    assert list(snapshot().modules) == ["pkg", "pkg.a", "pkg.b"]
+
+
+def test_hidden_files_are_not_read_and_pipes_are_refused(reads: list[str]) -> None:
+    Path("r/pkg/.#a.py").symlink_to("somebody@elsewhere")  # an editor's lock
+    assert list(snapshot().modules) == ["pkg", "pkg.a", "pkg.b"]
+    os.mkfifo("r/pkg/p.py")
+    with pytest.raises(ExtractionError, match="not a regular file: pkg/p.py"):
+        snapshot()
+
+
+@pytest.mark.parametrize("text", ["tool = 'x'\n", "[project]\nscripts = ['a']\n"])
+def test_a_project_file_of_the_wrong_shape_is_named(reads: list[str], text: str) -> None:
+    Path("r/pyproject.toml").write_text(text)
+    with pytest.raises(ExtractionError, match="pyproject.toml: not a valid project file"):
+        snapshot()
 
 
 def test_a_baseline_file_that_changed_is_read_again(reads: list[str]) -> None:

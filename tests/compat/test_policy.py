@@ -192,3 +192,10 @@ def test_a_declared_rename_without_its_decorator_breaks() -> None:
     before = "__version__ = '0.1'\ndef f(enable=False): return enable\n"
     report = compare_sources(before, READS_THE_LEDGER.format(decorator=""), ledger=DECLARED)
     assert [f.rule for f in report.breaking] == ["PY102"]
+
+
+@pytest.mark.parametrize("text", ["suppress = 3\n", "suppress = [3]\n", "[[supress]]\nrule = 'PY102'\n"])
+def test_a_file_of_suppressions_of_the_wrong_shape_is_refused(project: Path, text: str) -> None:
+    Path("accepted.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"accepted.toml: expected \[\[suppress\]\] tables"):
+        load_suppressions(Path("accepted.toml"), TODAY)

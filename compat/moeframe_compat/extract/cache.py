@@ -175,7 +175,8 @@ class Cache:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile("wb", dir=self.folder, delete=False, suffix=".tmp") as out:
-                pickle.dump(value, out, protocol=pickle.HIGHEST_PROTOCOL)
+                kept = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+                out.write(_seal(kept) + kept)
             Path(out.name).replace(self._file(name))
             for old in sorted(self.folder.glob("*.pickle"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
                 old.unlink(missing_ok=True)
@@ -208,9 +209,18 @@ class Cache:
                 status = os.fstat(file.fileno())
                 if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
                     return None  # somebody else may have written it
-                return pickle.load(file)  # noqa: S301 - our own file
+                seal, kept = file.read(_SEAL), file.read()
+            return pickle.loads(kept) if seal == _seal(kept) else None  # noqa: S301 - our own file
         except Exception:  # noqa: BLE001 - no cache, or a damaged one: the release itself is read
             return None
+
+
+_SEAL = 20
+
+
+def _seal(kept: bytes) -> bytes:
+    """What a whole file begins with: a flipped bit may leave a pickle that loads, with another name in it."""
+    return hashlib.blake2b(kept, digest_size=_SEAL).digest()
 
 
 def _tree_name(package: str, keys: Mapping[str, str]) -> str:
@@ -225,7 +235,10 @@ def _folder() -> Path | None:
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "moeframe-compat"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "moeframe-compat"
+    except RuntimeError:  # a user without a home, as in containers
+        return None
 
 
 def _code_state() -> str:

@@ -23,7 +23,10 @@ def read_project(tree: Tree) -> Project:
         last = file.rsplit("/", 1)[-1]
         text = tree.files[file].decode("utf-8", errors="replace")
         if last == "pyproject.toml" and _ours(file, tree):
-            _pyproject(project, file, text)
+            try:
+                _pyproject(project, file, text)
+            except (AttributeError, TypeError) as e:  # a text where a table is due, and the like
+                raise ExtractionError(f"{file}: not a valid project file: {e}") from e
         elif last == SURFACE_FILE and _ours(file, tree):
             _declared(project, _toml(file, text))
         elif last == "METADATA":

@@ -25,6 +25,10 @@ def scoped_statements(body: list[ast.stmt], branch: str = "", *, typing: bool = 
             yield from _if(node, branch, typing=typing)
         elif isinstance(node, ast.Try):
             yield from _try(node, branch, typing=typing)
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                inner = f"{branch}if {ast.unparse(node.subject)} is {ast.unparse(case.pattern)};"
+                yield from scoped_statements(case.body, inner, typing=typing)
         elif isinstance(node, _OPAQUE_BLOCKS):
             yield from scoped_statements(node.body, branch, typing=typing)
         else:

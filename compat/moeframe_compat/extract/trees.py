@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -191,9 +193,17 @@ def _directory(path: Path, label: str, wanted: _Wanted) -> Tree:
 
 def _bytes(file: str) -> bytes | int:
     """What a file holds, or its size if it is too big."""
-    with open(file, "rb", buffering=0) as opened:  # noqa: PTH123 - several hundred files
-        size = os.fstat(opened.fileno()).st_size
+    with open(file, "rb", buffering=0, opener=_at_once) as opened:  # noqa: PTH123 - several hundred files
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        size = status.st_size
         return size if size > MAX_FILE else opened.readall()
+
+
+def _at_once(file: str, flags: int) -> int:
+    """Opening a pipe would wait for somebody who writes."""
+    return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _names(path: Path, wanted: _Wanted) -> list[str]:
@@ -222,7 +232,7 @@ def _walk(path: Path, start: str) -> list[str]:
     for folder, folders, found in os.walk(path / start):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _SKIP)
         base = Path(folder).relative_to(path).as_posix()
-        names += [n if base == "." else f"{base}/{n}" for n in sorted(found)]
+        names += [n if base == "." else f"{base}/{n}" for n in sorted(found) if not n.startswith(".")]
     return names
 
 

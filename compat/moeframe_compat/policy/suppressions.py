@@ -53,8 +53,11 @@ def load_suppressions(path: Path, today: datetime.date) -> list[Suppression]:
         raise UsageError(f"{path.name}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
         raise UsageError(f"{path.name}: {e}") from e
+    entries = data.get("suppress", [])
+    if set(data) - {"suppress"} or not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+        raise UsageError(f"{path.name}: expected [[suppress]] tables and nothing else")
     out = []
-    for number, entry in enumerate(data.get("suppress", []), 1):
+    for number, entry in enumerate(entries, 1):
         where = f"{path.name}: suppress {number}"
         missing = [k for k in ("rule", "symbol", "reason", "expires") if not str(entry.get(k, "")).strip()]
         unknown = sorted(set(entry) - set(_FIELDS))

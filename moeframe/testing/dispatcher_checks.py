@@ -172,8 +172,8 @@ def _require_gradients_without(
     if "keeps_combine_input" in released:
         give_up(rows_RD)
     torch.autograd.backward(out_TD, torch.ones_like(out_TD))
-    assert leaf_TD.grad is not None
-    assert gates_TK.grad is not None
+    assert leaf_TD.grad is not None, f"{place}: gradient of x is None"
+    assert gates_TK.grad is not None, f"{place}: gradient of the gates is None"
     require_equal(leaf_TD.grad, torch.full_like(leaf_TD, 2 * bench.top_k), f"{place}: gradient of x")
     require_equal(gates_TK.grad, torch.full_like(gates_TK, bench.hidden), f"{place}: gradient of the gates")
 
@@ -192,7 +192,7 @@ def check_determinism(subject: Subject) -> None:
         dispatched = bench.dispatcher.dispatch(leaf_TD, gates_TK, bench.dispatcher.layout(ids_TK))
         out_TD = bench.dispatcher.combine(bench.run_experts(dispatched), dispatched)
         torch.autograd.backward(out_TD, torch.ones_like(out_TD) / 3)
-        assert leaf_TD.grad is not None
+        assert leaf_TD.grad is not None, "gradient of x is None in a repeated call"
         results.append((out_TD.detach(), leaf_TD.grad))
     for out_TD, grad_TD in results[1:]:
         require_equal(out_TD, results[0][0], "output of a repeated call")

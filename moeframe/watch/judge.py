@@ -20,9 +20,7 @@ _SAME_S: Final = 1.0
 
 ADVICE: Final[dict[StallKind, str]] = {
     "rank_died": "The end of the rank's log says what it did last.",
-    "rank_stopped": (
-        "Let it run again with `kill -CONT PID`, or find out who stopped it (a debugger, a frozen container)."
-    ),
+    "rank_stopped": "Else find out who stopped it (a debugger, a frozen container).",
     "rank_raised": "Repair the error; the traceback is in the rank's log.",
     "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
     "collective_order": (
@@ -106,6 +104,9 @@ def judge(
 def _advice(kind: StallKind, guilty: Sequence[RankView], go_on: str) -> str:
     if kind == "rank_died":
         return " ".join(filter(None, (*_of_deaths(guilty), go_on)))
+    if kind == "rank_stopped":
+        again = f"`kill -CONT {' '.join(str(view.pid) for view in guilty)}` lets it run again while the job lives."
+        return " ".join(filter(None, (again, ADVICE[kind], go_on)))
     if kind == "backend_stuck" and not guilty[0].exchanging:
         return _KERNEL
     return ADVICE[kind]

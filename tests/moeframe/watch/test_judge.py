@@ -122,6 +122,7 @@ def test_a_stopped_rank_is_named() -> None:
     stall = verdict(waiting(0), waiting(1), rank(2, state="stopped"), waiting(3))
     assert (stall.kind, stall.ranks) == ("rank_stopped", (2,))
     assert "102 on a" in stall.cause
+    assert stall.advice.startswith("`kill -CONT 102` lets it run again")
 
 
 def test_the_rank_that_raised_first_is_named_with_the_place_of_the_error() -> None:

@@ -92,14 +92,14 @@ def test_hidden_files_are_not_read_and_pipes_are_refused(reads: list[str]) -> No
     Path("r/pkg/.#a.py").symlink_to("somebody@elsewhere")  # an editor's lock
     assert list(snapshot().modules) == ["pkg", "pkg.a", "pkg.b"]
     os.mkfifo("r/pkg/p.py")
-    with pytest.raises(ExtractionError, match="not a regular file: pkg/p.py"):
+    with pytest.raises(ExtractionError, match=r"not a regular file: pkg/p\.py"):
         snapshot()
 
 
 @pytest.mark.parametrize("text", ["tool = 'x'\n", "[project]\nscripts = ['a']\n"])
 def test_a_project_file_of_the_wrong_shape_is_named(reads: list[str], text: str) -> None:
     Path("r/pyproject.toml").write_text(text)
-    with pytest.raises(ExtractionError, match="pyproject.toml: not a valid project file"):
+    with pytest.raises(ExtractionError, match=r"pyproject\.toml: not a valid project file"):
         snapshot()
 
 

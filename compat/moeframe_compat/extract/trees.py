@@ -193,7 +193,7 @@ def _directory(path: Path, label: str, wanted: _Wanted) -> Tree:
 
 def _bytes(file: str) -> bytes | int:
     """What a file holds, or its size if it is too big."""
-    with open(file, "rb", buffering=0, opener=_at_once) as opened:  # noqa: PTH123 - several hundred files
+    with open(file, "rb", buffering=0, opener=_at_once) as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 from moeframe_compat.interpret.expressions import MAX_STEPS, Expressions
+from moeframe_compat.interpret.patterns import matches
 from moeframe_compat.interpret.values import (
     BreakError,
     ContinueError,
@@ -66,6 +67,17 @@ class Machine(Expressions):
 
     def _do_if(self, node: ast.If, scope: Scope) -> None:
         self.run(node.body if self.truth(self.value(node.test, scope)) else node.orelse, scope)
+
+    def _do_match(self, node: ast.Match, scope: Scope) -> None:
+        subject = self.value(node.subject, scope)
+        for case in node.cases:
+            found: dict[str, Any] = {}
+            if not matches(case.pattern, subject, functools.partial(self.value, scope=scope), found):
+                continue
+            scope.names.update(found)
+            if case.guard is None or self.truth(self.value(case.guard, scope)):
+                self.run(case.body, scope)
+                return
 
     def _do_for(self, node: ast.For, scope: Scope) -> None:
         for item in self.iterate(self.value(node.iter, scope)):

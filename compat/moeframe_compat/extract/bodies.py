@@ -8,13 +8,11 @@ from collections.abc import Iterable
 
 from moeframe_compat.extract.names import dotted, inner, walk
 from moeframe_compat.extract.outputs import Outputs
-from moeframe_compat.model.objects import Body, CallShape, Raise
+from moeframe_compat.model.objects import NOT_SAVED, Body, CallShape, Raise
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _DEPRECATION = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
 _STATE_CALLS = ("register_buffer", "register_parameter", "add_module", "register_module")
-NOT_SAVED = "register_buffer(persistent=False)"
-"""In `Class.state`: a buffer that no checkpoint holds."""
 _LONGEST = 200
 _TELLING = frozenset(
     {

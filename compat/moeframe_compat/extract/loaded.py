@@ -6,12 +6,7 @@ import ast
 
 from moeframe_compat.extract.names import dotted, walk
 from moeframe_compat.extract.statements import scoped_statements
-from moeframe_compat.model.objects import Module
-
-ANY = "*"
-"""In `Module.loads`: nobody can tell which ones."""
-MAYBE = "?"
-"""Behind a name in `Module.loads`: it depends on a condition, or there may be no such module."""
+from moeframe_compat.model.objects import ANY, MAYBE, Module
 
 
 def read_loads(module: Module, tree: ast.Module) -> None:

@@ -14,6 +14,13 @@ VAR_POSITIONAL = "va"
 KEYWORD_ONLY = "ko"
 VAR_KEYWORD = "vk"
 
+ANY = "*"
+"""In `Module.loads`: nobody can tell which ones."""
+MAYBE = "?"
+"""Behind a name in `Module.loads`: it depends on a condition, or there may be no such module."""
+NOT_SAVED = "register_buffer(persistent=False)"
+"""In `Class.state`: a buffer that no checkpoint holds."""
+
 
 @dataclass(slots=True)
 class Param:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from moeframe_compat.extract.bodies import NOT_SAVED
 from moeframe_compat.index.classes import is_dataclass
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.public import is_private, module_is_public
 from moeframe_compat.interpret.shims import Shims
-from moeframe_compat.model.objects import Class, Function
+from moeframe_compat.model.objects import NOT_SAVED, Class, Function
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.renames import likeness
 

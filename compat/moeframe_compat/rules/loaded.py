@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeframe_compat.extract.loaded import ANY, MAYBE
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.public import below, module_is_public
-from moeframe_compat.model.objects import Function, Module
+from moeframe_compat.model.objects import ANY, MAYBE, Function, Module
 from moeframe_compat.rules.context import Context
 
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from moeframe_compat.cli import main
 
-sys.exit(main())
+
+def run() -> None:
+    """Run a command and end the process at once: Python would first take two releases apart, object by object."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -37,9 +37,9 @@ def test_under_report_each_stall_is_told_once_and_the_job_goes_on_to_its_end(moe
         "watchdog.action=report",
         "data.name=uneven",
         "data.options.pauses_after=4",
-        "data.options.pause_s=5",
+        "data.options.pause_s=8",
         "dispatcher.options.plan=loop@5,kernel@7,idle@9,stop@11",
-        "dispatcher.options.seconds=5",
+        "dispatcher.options.seconds=8",
     )
     try:
         stopped = wait_for(moeframe.cwd, "runs/*/*/stall-4").parent

@@ -56,7 +56,7 @@ def noted(clock: Clock) -> SpanLog:
     spans = SpanLog()
     clock.now = 0.0
     spans.mark()
-    with trace.listen(spans), trace.at(micro_batch=1):
+    with trace.listen(spans), trace.at(step=3, micro_batch=1):
         clock.now = 10.0
         with trace.span(layer=2, phase="attend"):
             clock.now = 20.0
@@ -85,7 +85,7 @@ def test_a_kernel_belongs_to_the_innermost_span_of_its_launch(clock: Clock) -> N
         ("kernel 4", "attend"),
         ("kernel 5", ""),
     ]
-    assert kernels[1].place == Place(micro_batch=1, layer=2, phase="dispatch")
+    assert kernels[1].place == Place(step=3, micro_batch=1, layer=2, phase="dispatch")
     assert (kernels[1].stream, kernels[1].start, kernels[1].end) == (9, 1055.0, 1065.0)
 
 

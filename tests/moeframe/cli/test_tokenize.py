@@ -74,7 +74,7 @@ def test_c136_tokens_beyond_the_vocabulary_are_refused_by_check_with_both_number
     assert (code, out) == (2, "")
     assert err == (
         "error: model.vocab_size=100: model.vocab_size: given 100; data set 'text' has 102400 distinct tokens. "
-        "Use 102400 or more, or name another data set.\n"
+        "Use model.vocab_size=102400 or more; or data.name=synthetic.\n"
     )
     moeframe("tokenize", "a.txt", "--out", "tokens")
     options = "data.options={path: tokens, validation_fraction: 0.5}"

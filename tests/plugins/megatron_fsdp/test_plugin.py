@@ -53,7 +53,7 @@ def test_a_cpu_job_is_refused_with_what_runs_there() -> None:
         (
             ("parallel.pp=2", "parallel.ep=1", "schedule.name=1f1b", "launch.nproc_per_node=4"),
             "parallel.pp",
-            "works without a pipeline only. Use parallel.pp=1",
+            "works without a pipeline only. Use sharding.name=fsdp2",
         ),
         (("parallel.ep=1", "launch.nproc_per_node=1"), "sharding.name", "needs 2 data ranks or more"),
         (("train.compile=true",), "train.compile", "is not known to work on compiled modules"),

@@ -9,6 +9,9 @@ from typing import Any, TextIO
 
 __all__ = ["Progress", "duration", "left_out"]
 
+_SILENT_S = 30.0
+"""Where few steps get a line, one that ends as long after the last line gets one too."""
+
 
 def duration(seconds: float) -> str:
     """Return seconds as ``m:ss`` or ``h:mm:ss``."""
@@ -31,7 +34,7 @@ def _losses(metrics: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """One live line on a terminal; elsewhere a line at the first step, then about twenty more, and the last.
+    """One live line on a terminal; elsewhere a line at the first step, about twenty more, the last, and each 30 s.
 
     The time left follows the steps of this process, the first one (which warms up) left out.
     """
@@ -46,6 +49,7 @@ class Progress:
         self._started = time.monotonic()
         self._warm: float | None = None
         self._width = 0
+        self._told = self._started
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show step number `step`, counted from 1."""
@@ -63,9 +67,15 @@ class Progress:
         if self._live:
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
-        elif step == self._first + 1 or step == self._steps or (step - self._first) % self._every == 0:
+        elif self._is_told(step, now):
             self._stream.write(line + "\n")
+            self._told = now
         self._stream.flush()
+
+    def _is_told(self, step: int, now: float) -> bool:
+        """Whether a step gets a line where no live line is shown."""
+        done = step - self._first
+        return done == 1 or step == self._steps or done % self._every == 0 or now - self._told >= _SILENT_S
 
     def say(self, text: str) -> None:
         """Print a line of its own."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moeframe_compat.errors import CLEAN, EXTRACTION, CompatError, UsageError
+from moeframe_compat.errors import CLEAN, EXTRACTION, CompatError, ExtractionError, UsageError
 
 _FORMATS = ("text", "json", "github", "markdown")
 
@@ -99,6 +99,19 @@ def _settings(args: argparse.Namespace, *, explicit: bool):  # type: ignore[no-u
     return load_settings(Path("pyproject.toml"), required=False)
 
 
+def _say(text: str) -> None:
+    """Write to standard output.
+
+    Raises:
+        ExtractionError: It cannot be written, so nobody may take silence for a clean report.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as e:
+        raise ExtractionError(f"the report cannot be written: {e.strerror}") from e
+
+
 def _check(args: argparse.Namespace) -> int:
     from moeframe_compat.render import FORMATS
     from moeframe_compat.report import check
@@ -116,14 +129,14 @@ def _check(args: argparse.Namespace) -> int:
     if unknown:
         raise UsageError(f"--off: unknown rule {unknown[0]!r}; `explain` lists them")
     report = check(old, new, package=args.package, settings=settings, off=off)
-    sys.stdout.write(FORMATS[args.format](report))
+    _say(FORMATS[args.format](report))
     return report.exit_code
 
 
 def _explain(args: argparse.Namespace) -> int:
     from moeframe_compat.render.explain import explain, listing
 
-    sys.stdout.write(explain(args.code) if args.code else listing())
+    _say(explain(args.code) if args.code else listing())
     return CLEAN
 
 
@@ -136,7 +149,7 @@ def _snapshot(args: argparse.Namespace) -> int:
     if not package:
         raise UsageError("which package? give --package, or package in [tool.moeframe_compat]")
     made = write_snapshot(args.spec, package, args.output, settings)
-    sys.stdout.write(f"{args.output}: {made.package} {made.version or made.label}, {len(made.modules)} modules\n")
+    _say(f"{args.output}: {made.package} {made.version or made.label}, {len(made.modules)} modules\n")
     return CLEAN
 
 
@@ -149,7 +162,7 @@ def _suppress(args: argparse.Namespace) -> int:
     made = Suppression(args.rule, args.symbol, args.reason, args.expires, args.owner)
     check(made, "suppress", current_date())
     write(settings.root / settings.suppressions, made)
-    sys.stdout.write(f"{settings.suppressions}: {made.rule} {made.symbol} until {made.expires}\n")
+    _say(f"{settings.suppressions}: {made.rule} {made.symbol} until {made.expires}\n")
     return CLEAN
 
 
@@ -157,5 +170,5 @@ def _plugin(args: argparse.Namespace) -> int:
     from moeframe_compat.consumer.report import check_plugin, render
 
     hits = check_plugin(args.path, args.old, args.new, args.package)
-    sys.stdout.write(render(hits, args.format))
+    _say(render(hits, args.format))
     return 1 if hits.breaking else CLEAN

@@ -229,3 +229,19 @@ def test_the_index_is_asked_for_a_version_or_for_the_newest(
     assert main(["check", "--old", f"pypi:{version}", "--new", "dir:.", "--package", "my_pkg"]) == 3
     assert commands[0][-1] == asked
     assert "no such version" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_report_that_cannot_be_written_is_one_line_and_no_verdict() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "moeframe_compat", "explain", "PY101"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        3,
+        "moeframe-compat: the report cannot be written: No space left on device\n",
+    )

@@ -117,7 +117,13 @@ def _check(args: argparse.Namespace) -> int:
     from moeframe_compat.report import check
     from moeframe_compat.rules.base import catalogue
 
-    settings = _settings(args, explicit=bool(args.old and args.new))
+    explicit = bool(args.old and args.new)
+    settings = _settings(args, explicit=explicit)
+    if explicit and not (args.package or settings.package):
+        raise UsageError(
+            "which package? give --package: with --old and --new both, "
+            "settings are read only from a file that --config names"
+        )
     old, new = args.old or settings.baseline, args.new or "dir:."
     if not old:
         raise UsageError("no baseline: give --old SPEC, or baseline in [tool.moeframe_compat]")
@@ -158,7 +164,7 @@ def _suppress(args: argparse.Namespace) -> int:
 
     settings = _settings(args, explicit=False)
     if not settings.suppressions:
-        raise UsageError("no file for suppressions: set `suppressions` in [tool.moeframe_compat]")
+        raise UsageError('no file for suppressions: set `suppressions = "accepted.toml"` in [tool.moeframe_compat]')
     made = Suppression(args.rule, args.symbol, args.reason, args.expires, args.owner)
     check(made, "suppress", current_date())
     write(settings.root / settings.suppressions, made)

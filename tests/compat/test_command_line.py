@@ -79,6 +79,25 @@ def test_explicit_releases_ignore_the_configuration_of_the_working_directory(rel
     assert check() == 1
 
 
+def test_explicit_releases_without_a_package_say_which_settings_would_be_read(
+    releases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (releases / "pyproject.toml").write_text('[tool.moeframe_compat]\npackage = "pkg"\n')
+    releases_only = ["check", "--old", "dir:a", "--new", "dir:b"]
+    assert main(releases_only) == 2
+    assert "read only from a file that --config names" in capsys.readouterr().err
+    assert main([*releases_only, "--config", "pyproject.toml"]) == 1
+
+
+def test_a_missing_file_of_suppressions_is_told_with_who_makes_it(
+    releases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = '[tool.moeframe_compat]\npackage = "pkg"\nsuppressions = "accepted.toml"\n'
+    (releases / "pyproject.toml").write_text(table)
+    assert main(["check", "--old", "dir:a", "--new", "dir:b", "--config", "pyproject.toml"]) == 2
+    assert "accepted.toml: no such file, and `suppressions`" in capsys.readouterr().err
+
+
 def test_without_releases_the_settings_decide(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (releases / "b" / "pyproject.toml").write_text("[tool.moeframe_compat]\npackage = 'pkg'\nbaseline = 'dir:../a'\n")
     with pytest.MonkeyPatch.context() as patch:

@@ -91,7 +91,18 @@ def test_recipes_of_the_plugin_are_read(releases: Path) -> None:
         (releases / name / "moe" / "__init__.py").write_text(text)
     (releases / "mine" / "run.yaml").write_text("model: 1\ndispatch:\n  enable_deepep: true\n")
     hits = check_plugin(Path("mine"), "dir:c1", "dir:c2", "moe").hits
-    assert [(h.place.file, h.place.line) for h in hits if h.finding.rule.startswith("CF")] == [("run.yaml", 3)]
+    assert [(h.place.file, h.place.line) for h in hits if h.finding.rule.startswith("CF")] == [("mine/run.yaml", 3)]
+
+
+def test_annotations_open_the_file_seen_from_the_working_directory_and_bring_a_fix(
+    releases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugin", "mine", "--from", "dir:v1", "--to", "dir:v2", "--package", "moe", "--format", "github"]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::error")]
+    assert len(lines) == 4
+    for line in lines:
+        assert Path(line.split("file=")[1].split(",")[0]).is_file()
+        assert not line.endswith(". ")
 
 
 def test_a_plugin_that_is_not_there_exits_3(releases: Path) -> None:

@@ -258,9 +258,8 @@ def render(hits: Hits, form: str) -> str:
     for h in hits.hits:
         why = f"{h.finding.symbol}: {h.finding.why}"
         if form == "github":
-            lines.append(
-                f"::{_level(h)} file={h.place.file},line={h.place.line},title={h.finding.rule}::{why}. {h.rewrite}"
-            )
+            fix = h.rewrite or f"upstream's fix: {h.finding.fix}"
+            lines.append(f"::{_level(h)} file={h.place.file},line={h.place.line},title={h.finding.rule}::{why}. {fix}")
         else:
             title = catalogue()[h.finding.rule].title if h.finding.breaking else "an old name"
             why = why if h.finding.breaking else h.finding.symbol

@@ -89,14 +89,23 @@ def read_usage(path: Path, index: Index) -> Usage:
     root = path if path.is_dir() else path.parent
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
-        shown = file.relative_to(root).as_posix()
-        if any(part in _SKIP for part in file.relative_to(root).parts):
+        inside = file.relative_to(root)
+        if any(part in _SKIP for part in inside.parts):
             continue
+        shown = _shown(file, inside)
         if file.suffix == ".py":
-            _python(usage, file, shown, index)
+            _python(usage, file, shown, inside.as_posix(), index)
         elif file.suffix in _TEXTS:
             _text(usage, file, shown)
     return usage
+
+
+def _shown(file: Path, inside: Path) -> str:
+    """Where a file is, seen from the working directory, which annotations and editors go by; else as seen from PATH."""
+    try:
+        return file.resolve().relative_to(Path.cwd().resolve()).as_posix()
+    except ValueError:
+        return inside.as_posix()
 
 
 def _source(file: Path, shown: str) -> str:
@@ -106,9 +115,9 @@ def _source(file: Path, shown: str) -> str:
         raise ExtractionError(f"{shown}: cannot be read: {e}") from e
 
 
-def _python(usage: Usage, file: Path, shown: str, index: Index) -> None:
-    name = shown.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    module, tree = read_module(name, shown, _source(file, shown), is_package=shown.endswith("__init__.py"))
+def _python(usage: Usage, file: Path, shown: str, inside: str, index: Index) -> None:
+    name = inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module, tree = read_module(name, shown, _source(file, shown), is_package=inside.endswith("__init__.py"))
     imports = dict(module.imports)
     for n in ast.walk(tree):
         if isinstance(n, ast.ImportFrom) and not n.level:

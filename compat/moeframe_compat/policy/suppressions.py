@@ -50,7 +50,9 @@ def load_suppressions(path: Path, today: datetime.date) -> list[Suppression]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{path.name}: no such file") from None
+        raise UsageError(
+            f"{path.name}: no such file, and `suppressions` in the settings names it; `suppress` makes it"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
         raise UsageError(f"{path.name}: {e}") from e
     entries = data.get("suppress", [])

@@ -40,6 +40,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, 
 def rounds(command: Sequence[str], number: int, cache: Path, before: Callable[[], None]) -> list[tuple[float, float]]:
     """Run a command several times, each after `before`; the first time does not count."""
     environment = {**os.environ, "MOEFRAME_COMPAT_CACHE": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the checker would be compiled anew every time
     taken = []
     for _ in range(number + 1):
         before()

@@ -98,6 +98,7 @@ def test_the_settings_of_the_old_release_can_change_a_severity(project: Path) ->
         ("[[rename]]\nsurface = 'moon'\nold = 'a'\nnew = 'b'\n", "surface"),
         ("[[remove]]\nsurface = 'python'\nold = 'a'\nsince = '0.4'\nremove_in = '0.2'\n", "is before since"),
         ("[[remove]]\nsurface = 'python'\nold = 'a'\ncolour = 'red'\n", "unknown colour"),
+        ("[[renames]]\nsurface = 'python'\nold = 'a'\nnew = 'b'\n", "unknown renames; entries are tables [[rename"),
         ("rename = 3\n", "expected [[rename]] tables"),
         ("[[", "ledger changes.toml"),
     ],

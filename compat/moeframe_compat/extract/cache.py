@@ -12,6 +12,7 @@ import pickle
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +243,14 @@ def _folder() -> Path | None:
 
 
 def _code_state() -> str:
-    """Changes whenever what reads releases was edited, or another Python runs it."""
+    """Changes whenever what reads releases was edited, or another Python or griffe runs it."""
     root = Path(__file__).parent.parent
-    stamps = [f"{p.name}:{p.stat().st_mtime_ns}" for d in ("extract", "model") for p in sorted((root / d).glob("*.py"))]
+    griffe = find_spec("griffe")
+    where = Path(griffe.origin) if griffe and griffe.origin else root
+    stamps = [f"{where}:{where.stat().st_mtime_ns}"]
+    stamps += [
+        f"{p.name}:{p.stat().st_mtime_ns}" for d in ("extract", "model") for p in sorted((root / d).glob("*.py"))
+    ]
     return hashlib.sha256(f"{sys.version}\0{root}\0{''.join(stamps)}".encode()).hexdigest()[:12]
 
 

@@ -104,6 +104,10 @@ def parse_ledger(text: str, name: str) -> list[Change]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise UsageError(f"ledger {name}: {e}") from e
+    unknown = sorted(set(data) - {*KINDS, "change"})
+    if unknown:
+        tables = ", ".join(f"[[{kind}]]" for kind in KINDS)
+        raise UsageError(f"ledger {name}: unknown {unknown[0]}; entries are tables {tables}")
     rows = [{"kind": kind} | row for kind in KINDS for row in _tables(data, kind, name)]
     rows += _tables(data, "change", name)
     return [_entry(row, f"ledger {name}: entry {i}") for i, row in enumerate(rows, 1)]

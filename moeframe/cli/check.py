@@ -10,6 +10,7 @@ from typing import Any
 from moeframe.config.compose import Composition, Part, compose
 from moeframe.config.dump import scalar_text
 from moeframe.config.load import read_recipe
+from moeframe.config.misfit import counted
 from moeframe.config.notes import notes
 from moeframe.config.schema import BACKEND_SECTIONS
 from moeframe.config.typed import default_of
@@ -49,7 +50,7 @@ def _table(composition: Composition) -> Iterator[str]:
     missing = why_no_cuda() if composition.recipe.launch.device == "cuda" else None
     if missing is not None:
         world = composition.degrees.world
-        rows.append(("note", f"needs {world} GPU{'' if world == 1 else 's'}; {missing}"))
+        rows.append(("note", f"needs {counted(world, 'GPU')}; {missing}"))
     width = max(len(title) for title, _ in rows)
     return (f"  {title:<{width}}  {text}" for title, text in rows)
 

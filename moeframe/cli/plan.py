@@ -11,6 +11,7 @@ from typing import Any, Final
 from moeframe.config.compose import Composition, compose
 from moeframe.config.footprint import NOT_COUNTED, Footprint, Item, footprint
 from moeframe.config.load import read_recipe
+from moeframe.config.misfit import counted
 from moeframe.config.notes import notes
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
@@ -59,7 +60,7 @@ def _lines(composition: Composition, prints: Sequence[Footprint]) -> Iterator[st
     yield f"  {degrees.world} ranks: " + ", ".join(f"{axis} {getattr(degrees, axis)}" for axis in _AXES)
     yield (
         f"  {train.micro_batch_size * train.seq_len:,} tokens on a rank in a micro-batch, "
-        f"{composition.num_micro_batches} micro-batch{'' if composition.num_micro_batches == 1 else 'es'} a step"
+        f"{counted(composition.num_micro_batches, 'micro-batch')} a step"
     )
     yield from (f"  note: {note}" for note in notes(composition))
     for one in prints:
@@ -71,7 +72,7 @@ def _lines(composition: Composition, prints: Sequence[Footprint]) -> Iterator[st
 
 def _rank_lines(one: Footprint, pipeline_ranks: int) -> Iterator[str]:
     """Yield what a rank of one pipeline position holds."""
-    layers = f"{len(one.layers)} decoder layer{'' if len(one.layers) == 1 else 's'}"
+    layers = counted(len(one.layers), "decoder layer")
     yield ""
     yield (
         f"Each rank of pipeline rank {one.pipeline_rank}, {layers}:" if pipeline_ranks > 1 else f"Each rank, {layers}:"

@@ -150,7 +150,8 @@ class _Composer:
             **parts,
         )
         known, self.problems = self.problems, []
-        self.problems += fit_problems(composition, self.catalog, device_kind=self.device_kind, elsewhere=self.elsewhere)
+        device = self._guarded(self._known_device)
+        self.problems += fit_problems(composition, self.catalog, device_kind=device, elsewhere=self.elsewhere)
         for kind, part in parts.items():
             self._guarded(self._check_device, kind, part)
         self.problems = [*known, *of_substitutes(self.problems, self.substitutions)]
@@ -206,8 +207,7 @@ class _Composer:
         if name is None or name == offer.name:
             return None
         other = self._resolved(kind, name, path)
-        device = self.device_kind or self.recipe.launch.device
-        known = None if device == "auto" else device
+        known = self._known_device()
         reasons = unusable_reasons(offer, device_kind=known)
         if not reasons:
             return None
@@ -262,10 +262,15 @@ class _Composer:
         known = kind in {spec.name for spec in fields(OnUnavailableConfig)}
         return f"Nothing is chosen in its place; usable here: {names}.{elsewhere if known else ''}"
 
+    def _known_device(self) -> str | None:
+        """Return what the job runs on; None where that shows only when it starts."""
+        device = self.device_kind or self.recipe.launch.device
+        return None if device == "auto" else device
+
     def _check_device(self, kind: str, part: Part[Any, Any]) -> None:
         """Check the device that the recipe asks for against what the backend runs on."""
-        device = self.device_kind or self.recipe.launch.device
-        if device == "auto" or kind in self.unusable:
+        device = self._known_device()
+        if device is None or kind in self.unusable:
             return
         legal = set(part.offer.needs.device_kinds)
         if isinstance(part.traits, ShardingTraits):

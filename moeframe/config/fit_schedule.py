@@ -98,7 +98,7 @@ def _micro_batches(c: Composition) -> Iterator[Misfit]:
     more = next((number for number in range(count + 1, count + 8 * pp + 8) if why_not(number) is None), None)
     yield Misfit(
         path="train.micro_batch_size",
-        message=f"given {train.micro_batch_size}, which makes {count} micro-batch{'' if count == 1 else 'es'} a "
+        message=f"given {train.micro_batch_size}, which makes {counted(count, 'micro-batch')} a "
         f"step (train.global_batch_size {train.global_batch_size} / {counted(ranks, 'data rank')} / "
         f"{train.micro_batch_size}); schedule {name!r}: {refusal}",
         ways=[

@@ -13,7 +13,6 @@ from typing import Any, Final
 from moeframe.config.dump import dump_recipe, recipe_hash
 from moeframe.config.merge import Merger
 from moeframe.config.moot import reset_moot_keys
-from moeframe.config.near_keys import dotted_keys
 from moeframe.config.old_keys import OldKeys
 from moeframe.config.paths import real_path, with_absolute_paths
 from moeframe.config.problems import in_order
@@ -21,7 +20,16 @@ from moeframe.config.provenance import Provenance
 from moeframe.config.scalars import kind_of
 from moeframe.config.schema import BACKEND_SECTIONS, Recipe
 from moeframe.config.tree import Expression, Leaf, Origin, Tree, join
-from moeframe.config.typed import HOLE, Reader, UnknownValueError, default_of, default_tree, hints_of, tree_of
+from moeframe.config.typed import (
+    HOLE,
+    Reader,
+    UnknownValueError,
+    default_of,
+    default_tree,
+    dotted_keys,
+    hints_of,
+    tree_of,
+)
 from moeframe.config.wording import shape_of
 from moeframe.config.yaml_source import Document, parse_file, parse_value
 from moeframe.errors import Location, Problem, RecipeError
@@ -110,7 +118,7 @@ def read_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     _drop_untouched_sections(tree, key_places)
     known = frozenset(problem.path for problem in [*syntax, *merger.problems])
     top = Location(file=str(path), line=1, column=1)
-    reader = Reader(key_places, top=top, holes=known, every_key=tuple(dotted_keys(Recipe)))
+    reader = Reader(key_places, top=top, holes=known, every_key=lambda: tuple(dotted_keys(Recipe)))
     recipe: Recipe = reader.read_dataclass(Recipe, tree, "")
     provenance = Provenance(reader.origins, key_places, tuple(layers.files), tree)
     if recipe.model is not HOLE:

@@ -39,8 +39,9 @@ def one_of(values: Sequence[object]) -> str:
 
 
 def counted(number: int, word: str) -> str:
-    """Return a number with its noun, which takes an s: ``2 ranks``."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    """Return a number with its noun: ``2 ranks``, ``2 micro-batches``."""
+    ending = "es" if word.endswith("ch") else "s"
+    return f"{number} {word}{'' if number == 1 else ending}"
 
 
 def setting(key: str, values: Sequence[object]) -> list[str]:

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from difflib import get_close_matches
-from functools import cache
-from typing import Any, Final, get_args, get_type_hints
+from typing import Final
 
-__all__ = ["did_you_mean", "dotted_keys", "near_keys"]
+__all__ = ["did_you_mean", "near_keys"]
 
 _SURE: Final = 0.75
 _MOST: Final = 3
 _SHORTEST_BEGINNING: Final = 4
-
-
-def dotted_keys(cls: type[Any], path: str = "") -> Iterable[str]:
-    """Yield the dotted keys of a dataclass and of the dataclasses in it, sections too."""
-    hints = _hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
-    for spec in fields(cls):
-        here = f"{path}.{spec.name}" if path else spec.name
-        yield here
-        for hint in (hints[spec.name], *get_args(hints[spec.name])):
-            if isinstance(hint, type) and is_dataclass(hint):
-                yield from dotted_keys(hint, here)
-
-
-@cache
-def _hints_of(cls: type[Any]) -> Mapping[str, Any]:
-    return get_type_hints(cls)
 
 
 def near_keys(key: str, known: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from moeframe.config.misfit import counted
 from moeframe.mesh.degrees import divisors
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _never_full(c: Composition) -> Iterator[str]:
     count, stages = c.num_micro_batches, c.num_stages
     if count >= stages:
         return
-    given = "1 micro-batch" if count == 1 else f"{count} micro-batches"
+    given = counted(count, "micro-batch")
     yield (
         f"a step's {given} and {stages} pipeline stages: the pipeline drains before it is full, and its ranks wait for "
         f"each other more than they need. {_more_micro_batches(c, stages)}"

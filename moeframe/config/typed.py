@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Iterator
 from collections.abc import Mapping as AbstractMapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -14,7 +15,7 @@ from moeframe.config.tree import DEFAULT, Leaf, Origin, Tree, join
 from moeframe.config.wording import advice, other_reading, shape_of, spoken_type, yaml_reading
 from moeframe.errors import Location, Problem
 
-__all__ = ["HOLE", "Reader", "UnknownValueError", "default_tree"]
+__all__ = ["HOLE", "Reader", "UnknownValueError", "default_tree", "dotted_keys"]
 
 _HINTS: Final[dict[type[Any], dict[str, Any]]] = {}
 
@@ -54,6 +55,16 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
     return _HINTS[cls]
 
 
+def dotted_keys(cls: type[Any], path: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a dataclass and of the dataclasses in it, sections too."""
+    for spec in fields(cls):
+        here, hint = join(path, spec.name), hints_of(cls)[spec.name]
+        yield here
+        for inner in (hint, *get_args(hint)):
+            if isinstance(inner, type) and is_dataclass(inner):
+                yield from dotted_keys(inner, here)
+
+
 def default_of(spec: Field[Any]) -> Any:
     """Return a field's default; MISSING when it has none."""
     return spec.default_factory() if spec.default_factory is not MISSING else spec.default
@@ -90,12 +101,12 @@ class Reader:
         top: Location | None = None,
         holes: frozenset[str] = frozenset(),
         spoken: AbstractMapping[str, str] | None = None,
-        every_key: AbstractSequence[str] = (),
+        every_key: Callable[[], AbstractSequence[str]] = tuple,
     ) -> None:
         """Use `key_places` for problems with a key, `top` for what has no place of its own.
 
         What stands at `holes` is known to be unreadable and its problem reported. `spoken` has words for sections.
-        `every_key` are the dotted keys among which one that is unknown in its section is looked for.
+        `every_key` returns the dotted keys among which one that is unknown in its section is looked for.
         """
         self.every_key = every_key
         self.spoken = {"": "a recipe", **(spoken or {})}
@@ -195,9 +206,10 @@ class Reader:
         section = self.spoken.get(path, path)
         from difflib import get_close_matches
 
-        sure = any(path.rpartition(".")[2] == key for path in self.every_key)
+        every_key = self.every_key()
+        sure = any(path.rpartition(".")[2] == key for path in every_key)
         near = [] if sure else get_close_matches(key, missing or known, n=1, cutoff=0.75)
-        elsewhere = [] if near else near_keys(here, self.every_key)
+        elsewhere = [] if near else near_keys(here, every_key)
         near = near or ([] if elsewhere else get_close_matches(key, known, n=1))
         if "." in key:
             first, rest = key.split(".", 1)

@@ -14,6 +14,7 @@ from moeframe.config.rules import degrees_of
 from moeframe.config.typed import UnknownValueError
 from moeframe.errors import PluginError, Problem, RecipeError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
+from moeframe.hooks.offers import Offer
 
 if TYPE_CHECKING:
     from moeframe.config.compose import Composition
@@ -29,7 +30,7 @@ def fit_problems(
     Args:
         composition: may have unreadable values; rules that touch one stop there.
         catalog: whose backends may be named.
-        device_kind: ``cpu`` or ``cuda``, what the job will run on; None when that is not known.
+        device_kind: ``cpu`` or ``cuda``, what the job will run on; None when that is not known, or cannot be read.
         elsewhere: the job will run on another machine, so what this one lacks does not matter.
     """
     found = {rule: misfits for rule in FIT_RULES if (misfits := _misfits(rule, composition))}
@@ -40,7 +41,11 @@ def fit_problems(
             ways = [*misfit.ways, *_layout_way(misfit, composition, allowed)]
             for kind in misfit.kinds:
                 others = {other for other in allowed if not any(kind in one.kinds for one in found[other])}
-                names = _others(kind, composition, catalog, others, None if elsewhere else (device_kind,))
+                names = [
+                    offer.name
+                    for offer in _others(kind, composition, catalog, others)
+                    if elsewhere or not unusable_reasons(offer, device_kind=device_kind)
+                ]
                 ways += setting(f"{kind}.name", names)
             fix = f"Use {'; or '.join(ways)}." if ways else misfit.otherwise
             problems.append(Problem(path=misfit.path, message=misfit.message, fix=fix))
@@ -72,36 +77,16 @@ def _layout_way(misfit: Misfit, composition: Composition, allowed: set[FitRule])
                     return
 
 
-def _others(
-    kind: str,
-    composition: Composition,
-    catalog: Catalog,
-    allowed: set[FitRule],
-    machine: tuple[str | None] | None,
-) -> list[str]:
-    """Return the other backends of a kind that mend a misfit with their default options.
-
-    `machine` is the device of the job in a tuple; None for a job of another machine.
-    """
+def _others(kind: str, composition: Composition, catalog: Catalog, allowed: set[FitRule]) -> Iterator[Offer]:
+    """Yield the other backends of a kind that mend a misfit with their default options."""
     part: Any = getattr(composition, kind)
-    names = []
     for name in catalog.names(kind):
         if name == part.offer.name:
             continue
-        with suppress(
-            PluginError, RecipeError, ValueError, TypeError, UnknownValueError
-        ):  # it is broken, or must be given options
-            offer = catalog.resolve(kind, name)
-            if machine is not None and unusable_reasons(offer, device_kind=_device(composition, *machine)):
-                continue
+        # It is broken, or must be given options.
+        with suppress(PluginError, RecipeError, ValueError, TypeError, UnknownValueError):
+            offer: Any = catalog.resolve(kind, name)
             options = offer.options()
-            traits = offer.traits(options, composition.precision)  # type: ignore[attr-defined]
-            other = replace(part, offer=offer, options=options, traits=traits)
+            other = replace(part, offer=offer, options=options, traits=offer.traits(options, composition.precision))
             if _breaks_no_other(replace(composition, **{kind: other}), allowed):
-                names.append(name)
-    return names
-
-
-def _device(composition: Composition, known: str | None) -> str | None:
-    device = known or composition.recipe.launch.device
-    return None if device == "auto" else device
+                yield offer

@@ -121,7 +121,7 @@ def _signal(number: int) -> str:
 
 def _way_on(run_dir: RunDirectory) -> str:
     if complete_steps(run_dir.checkpoints):
-        return f"go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
+        return f"go on with {run_dir.resume_command}"
     return "no checkpoint is whole: start anew"
 
 

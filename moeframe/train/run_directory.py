@@ -59,6 +59,11 @@ class RunDirectory:
         return cls(path)
 
     @property
+    def resume_command(self) -> str:
+        """What goes on from the last whole checkpoint, as a person types it."""
+        return f"`moeframe run {self.recipe_file} --resume {self.path}`"
+
+    @property
     def recipe_file(self) -> Path:
         """The resolved recipe."""
         return self.path / "recipe.yaml"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from moeframe.config.compose import Composition
+from moeframe.config.misfit import counted
 from moeframe.config.schema import Recipe
 from moeframe.errors import JobFailedError, MoeframeError, TopologyError, UserInputError
 from moeframe.hooks.needs import why_no_cuda
@@ -115,15 +116,14 @@ def headline(composition: Composition, opened: Opened) -> str:
     axes = {name: getattr(degrees, name) for name in ("pp", "dp_replicate", "dp_shard", "ep")}
     layout = ", ".join(f"{name} {size}" for name, size in axes.items() if size > 1)
     parts = {kind: getattr(composition, kind).offer.name for kind in ("dispatcher", "sharding", "schedule", "compute")}
-    micro_batches = composition.num_micro_batches
-    counted = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)} of {recipe.train.micro_batch_size} a rank"
+    batches = f"{counted(composition.num_micro_batches, 'micro-batch')} of {recipe.train.micro_batch_size} a rank"
     resumed = f", from the checkpoint of step {opened.step}" if opened.step else ""
     return "\n".join(
         [
             f"{recipe.name}: {processes}{f' ({layout})' if layout else ''} on {_device(recipe)}",
             "  " + ", ".join(f"{kind} {name}" for kind, name in parts.items()),
             f"  {recipe.train.precision}, {recipe.train.steps} steps of {composition.tokens_per_step:,} tokens "
-            f"({counted}) of {recipe.data.name}",
+            f"({batches}) of {recipe.data.name}",
             f"run directory: {opened.run_dir.path}{resumed}",
         ]
     )
@@ -179,10 +179,8 @@ def _how_far(run_dir: RunDirectory) -> str:
     steps = complete_steps(run_dir.checkpoints)
     if not steps:
         return "before a step boundary: no checkpoint is whole"
-    return (
-        f"before a step boundary: the last whole checkpoint is step {steps[-1]}; go on with "
-        f"`moeframe run {run_dir.recipe_file} --resume {run_dir.path}`"
-    )
+    last = f"the last whole checkpoint is step {steps[-1]}"
+    return f"before a step boundary: {last}; go on with {run_dir.resume_command}"
 
 
 def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -> str:
@@ -206,7 +204,7 @@ def closing_words(run_dir: RunDirectory, summary: dict[str, Any], curves: str) -
         f"  logs:    {run_dir.log_dir}",
     ]
     if summary["stopped_by"]:
-        lines.append(f"next: go on with `moeframe run {run_dir.recipe_file} --resume {run_dir.path}`.")
+        lines.append(f"next: go on with {run_dir.resume_command}.")
     else:
         lines += [
             "next: append key=value to change anything, such as dispatcher.name=allgather or sharding.name=replicate;",

@@ -20,7 +20,7 @@ _SAME_S: Final = 1.0
 
 ADVICE: Final[dict[StallKind, str]] = {
     "rank_died": "The end of the rank's log says what it did last.",
-    "rank_stopped": "Else find out who stopped it (a debugger, a frozen container).",
+    "rank_stopped": "Find out who stopped it (a debugger, a frozen container).",
     "rank_raised": "Repair the error; the traceback is in the rank's log.",
     "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
     "collective_order": (

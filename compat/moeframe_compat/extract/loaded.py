@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import resolve_name
 
 from moeframe_compat.extract.names import dotted, walk
 from moeframe_compat.extract.statements import scoped_statements
@@ -39,19 +40,17 @@ def _called(module: Module, call: ast.Call) -> list[str]:
     given = call.args[0]
     if not isinstance(given, ast.Constant) or not isinstance(given.value, str):
         return [ANY]
-    if not given.value.startswith("."):
-        return [given.value]
-    package = module.path if module.is_package else module.path.rpartition(".")[0]
-    level = len(given.value) - len(given.value.lstrip("."))
-    parts = package.split(".")
-    return [".".join([*parts[: len(parts) - level + 1], given.value[level:]])]
+    return [_resolved(given.value, module)]
+
+
+def _resolved(name: str, module: Module) -> str:
+    """A module's dotted path from a name that may begin with dots; without them where they lead out of the package."""
+    try:
+        return resolve_name(name, module.path if module.is_package else module.path.rpartition(".")[0])
+    except ImportError:
+        return name.lstrip(".")
 
 
 def absolute(node: ast.ImportFrom, module: Module) -> str:
     """The dotted path of the module that a `from` names."""
-    if not node.level:
-        return node.module or ""
-    parts = module.path.split(".")
-    up = node.level - (1 if module.is_package else 0)
-    base = parts[: len(parts) - up] if up else parts
-    return ".".join([*base, *([node.module] if node.module else [])])
+    return _resolved("." * node.level + (node.module or ""), module)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moeframe.config.near_keys import did_you_mean, dotted_keys, near_keys
+from moeframe.config.near_keys import did_you_mean, near_keys
 from moeframe.config.schema import Recipe
+from moeframe.config.typed import dotted_keys
 
 KEYS = tuple(dotted_keys(Recipe))
 

@@ -118,6 +118,12 @@ def test_a_rank_that_lost_a_dead_one_is_not_the_cause() -> None:
     assert verdict(lost, rank(1, state="dead"), waiting(2), waiting(3)).ranks == (1,)
 
 
+def test_a_rank_that_is_stopped_before_it_has_a_beacon_is_named_with_advice_that_stands_alone() -> None:
+    stall = judge([waiting(0), waiting(1)], world_size=3, processes={2: "stopped"})
+    assert (stall.kind, stall.ranks) == ("rank_stopped", (2,))
+    assert stall.advice == "Find out who stopped it (a debugger, a frozen container)."
+
+
 def test_a_stopped_rank_is_named() -> None:
     stall = verdict(waiting(0), waiting(1), rank(2, state="stopped"), waiting(3))
     assert (stall.kind, stall.ranks) == ("rank_stopped", (2,))

@@ -44,10 +44,17 @@ def this_process() -> World:
 def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch.device:
     """Return this rank's device; `auto` is cuda when there is a GPU for every process of this node.
 
+    A process group that the caller made for one GPU (`device_id`) says which; ranks may share it.
+
     Raises:
         UserInputError: cuda is demanded and torch finds no usable GPU.
         TopologyError: fewer GPUs than processes on this node.
     """
+    group = dist.group.WORLD
+    bound = None if group is None else group.bound_device_id
+    if wanted != "cpu" and bound is not None and bound.type == "cuda":
+        torch.cuda.set_device(bound)
+        return bound
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and found < world.local_world_size):
         return torch.device("cpu")

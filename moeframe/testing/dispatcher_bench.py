@@ -14,6 +14,7 @@ from torch import distributed
 
 from moeframe.protocols.dispatcher import Dispatched, Dispatcher, DispatcherContext, DispatcherTraits
 from moeframe.protocols.precision import DtypeName, Precision
+from moeframe.testing.device import rank_device
 from moeframe.testing.dispatcher_reference import CallData, call_data, expected_rows, expected_values, expert_weights
 from moeframe.testing.workloads import Workload, build_steps
 
@@ -63,7 +64,7 @@ class Bench:
     def __init__(self, subject: Subject, workload: Workload, *, num_experts: int | None = None) -> None:
         self.rank, self.ep = distributed.get_rank(), distributed.get_world_size()
         traits = subject.traits
-        self.device = torch.device("cuda", self.rank) if subject.device == "cuda" else torch.device("cpu")
+        self.device = rank_device(subject.device)
         self.dtype = Precision.of(subject.dtype).dtype("compute")
         self.high = Precision.of(subject.dtype).dtype("high")
         per_rank = traits.experts_multiple // math.gcd(traits.experts_multiple, self.ep)

@@ -160,8 +160,11 @@ def _process_group(call: Call, device: str) -> Iterator[None]:
     torch.manual_seed(0)
     options: dict[str, Any] = {}
     if device == "cuda":
-        torch.cuda.set_device(call.rank)
-        options["device_id"] = torch.device("cuda", call.rank)
+        found = torch.cuda.device_count()
+        if call.world_size > found:
+            os.environ["NCCL_HOSTID"] = f"rank-{call.rank}"  # else NCCL refuses two ranks on one GPU
+        options["device_id"] = torch.device("cuda", call.rank % found)
+        torch.cuda.set_device(options["device_id"])
     limit = datetime.timedelta(seconds=call.timeout_s)
     store = distributed.FileStore(call.store, call.world_size)  # type: ignore[attr-defined]  # untyped export
     distributed.init_process_group(

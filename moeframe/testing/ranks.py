@@ -76,7 +76,8 @@ class RankPool:
     """Up to `size` warm processes on this machine; each imports torch once and computes on one thread.
 
     A process starts when a call first needs it, and again after it was killed. None outlives this one: each ends when
-    its pipe closes. `device` "cpu" runs on gloo; "cuda" on NCCL, with rank r on GPU r. One call at a time.
+    its pipe closes. `device` "cpu" runs on gloo; "cuda" on NCCL, with rank r on GPU r.
+    Where there are fewer GPUs than ranks, ranks share them: right, but slow. One call at a time.
     """
 
     def __init__(self, size: int, *, device: Literal["cpu", "cuda"] = "cpu") -> None:
@@ -265,7 +266,7 @@ class _Worker:
         self.process.wait()
 
 
-_DEFAULT_ENVIRONMENT: Final = {"GLOO_SOCKET_IFNAME": "lo"}
+_DEFAULT_ENVIRONMENT: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 _FIXED_ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -17,6 +17,7 @@ from moeframe.protocols.schedule import Schedule, ScheduleContext, ScheduleTrait
 from moeframe.schedule.actions import Action, Plan
 from moeframe.schedule.placement import stages_of_rank
 from moeframe.schedule.simulate import simulate
+from moeframe.testing.device import rank_device
 from moeframe.testing.schedule_toy import Event, Kind, Log, ToyStage, micro_batch
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class _Bench:
 
     def __init__(self, subject: Subject, count: int) -> None:
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
-        self.device = torch.device("cuda", self.rank) if subject.device == "cuda" else torch.device("cpu")
+        self.device = rank_device(subject.device)
         self.traits = subject.traits
         self.num_stages = self.ranks * self.traits.stages_per_rank
         self.batches = [micro_batch(number, self.device) for number in range(count)]

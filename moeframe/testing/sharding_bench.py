@@ -13,6 +13,7 @@ from moeframe.mesh.build import build_meshes
 from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.precision import DtypeName, Precision
 from moeframe.protocols.sharding import ShardedModel, ShardingTraits
+from moeframe.testing.device import rank_device
 from moeframe.testing.sharding_causes import require_same_gradients, worst
 from moeframe.testing.sharding_reference import SETTINGS, Batches, Reference
 from moeframe.testing.sharding_toy import Placement, StagedToy, Toy, plan_of
@@ -89,7 +90,7 @@ class Bench:
     ) -> None:
         self.degrees, self.called = degrees, called
         rank = dist.get_rank() if dist.is_initialized() else 0
-        self.device = torch.device("cuda", rank) if subject.device == "cuda" else torch.device("cpu")
+        self.device = rank_device(subject.device)
         self.meshes = build_meshes(degrees, self.device)
         name = precision or subject.precision
         self.precision = Precision.of(name)

@@ -10,6 +10,7 @@ from moeframe.mesh.build import build_meshes
 from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.precision import DtypeName, Precision
 from moeframe.protocols.sharding import ModelPlan, Parameter, Role, Unit
+from moeframe.testing.device import rank_device
 from moeframe.testing.sharding_bench import Subject, describe, require
 
 __all__ = ["check_dtypes"]
@@ -48,7 +49,7 @@ def check_dtypes(subject: Subject, degrees: Degrees, precision_name: DtypeName) 
     The first rank adds 256, every other rank and micro-batch 1: bfloat16 has no odd numbers there.
     """
     rank = dist.get_rank()
-    device = torch.device("cuda", rank) if subject.device == "cuda" else torch.device("cpu")
+    device = rank_device(subject.device)
     precision, meshes = Precision.of(precision_name), build_meshes(degrees, device)
     place = f"{describe(degrees)}, {precision_name}, rank {rank}"
     with torch.device("meta"):

@@ -28,6 +28,9 @@ from moeframe.testing.ranks import RankPool
 from moeframe.verify.matrix.cells import key_of
 
 RESULTS = "MOEFRAME_GPU_RESULTS"
+SHARE = "MOEFRAME_SHARE_GPU"
+"""Set to 1 where there is one GPU: tests that compare the numbers of two ranks let them share it. It is slow, and
+DeepEP refuses it, since it asks for NVLink between the two."""
 FOLDER = Path(__file__).parent
 MEASURED = "measured"
 
@@ -46,7 +49,7 @@ def why_not(needed: int) -> str:
     missing = why_no_cuda()
     number = len(visible_gpus())
     if missing is None and number < needed:
-        missing = f"this machine shows {number} CUDA device(s)."
+        missing = f"this machine shows {number} CUDA device(s); {SHARE}=1 lets two ranks share one."
     return f"needs {'a GPU' if needed == 1 else 'two GPUs'}: {missing}" if missing is not None else ""
 
 
@@ -59,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if reason := why_not(1 if item.get_closest_marker("one_gpu") else 2):
+            shared = os.environ.get(SHARE) == "1" and not item.get_closest_marker("alone")
+            if reason := why_not(1 if shared or item.get_closest_marker("one_gpu") else 2):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -88,8 +92,9 @@ def write_down(entry: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Return a pool of two ranks, or of as many as there are GPUs, each on one of its own (NCCL)."""
-    with RankPool(min(2, len(visible_gpus())), device="cuda") as pool:
+    """Return a pool of two ranks, each on a GPU of its own (NCCL); with one GPU, of one rank, or of two that share."""
+    size = 2 if os.environ.get(SHARE) == "1" else min(2, len(visible_gpus()))
+    with RankPool(size, device="cuda") as pool:
         yield pool
 
 
@@ -113,13 +118,14 @@ def proved() -> Callable[[Sequence[str], str], None]:
 
     def note(overrides: Sequence[str], how: str) -> None:
         number, device = torch.cuda.device_count(), torch.cuda.get_device_name()
+        shared = " shared by two ranks" if number == 1 else ""
         write_down(
             {
                 "overrides": list(overrides),
                 "status": "proved",
                 "reason": how,
                 "date": datetime.now(tz=UTC).date().isoformat(),
-                "machine": f"{number} x {device}, torch {importlib.metadata.version('torch')}",
+                "machine": f"{number} x {device}{shared}, torch {importlib.metadata.version('torch')}",
             }
         )
 

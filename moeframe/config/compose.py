@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from moeframe.config.load import LoadedRecipe
+from moeframe.config.machine import Machine
 from moeframe.config.moot import moot_problems
 from moeframe.config.options import typed_options
+from moeframe.config.part import Part
 from moeframe.config.paths import with_absolute_paths
 from moeframe.config.problems import in_order, located
 from moeframe.config.rules import degrees_of, recipe_problems
-from moeframe.config.schema import BACKEND_SECTIONS, OnUnavailableConfig, Recipe
+from moeframe.config.schema import BACKEND_SECTIONS, Recipe
 from moeframe.config.substitutes import Substitution, effective, named_substitute, of_substitutes, sentences
 from moeframe.config.typed import HOLE, UnknownValueError
-from moeframe.config.ways_out import fit_problems
+from moeframe.config.ways_out import WaysOut
 from moeframe.errors import PluginError, Problem, RecipeError, TopologyError
-from moeframe.hooks.catalog import Catalog, unusable_reasons
+from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.offers import ComputeOffer, DatasetOffer, DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
 from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.compute import ComputeTraits
@@ -28,23 +30,6 @@ from moeframe.protocols.schedule import ScheduleTraits
 from moeframe.protocols.sharding import ShardingTraits
 
 __all__ = ["Composition", "Part", "compose"]
-
-OfferT = TypeVar("OfferT", bound=Offer)
-TraitsT = TypeVar("TraitsT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part(Generic[OfferT, TraitsT]):
-    """A backend that was chosen."""
-
-    offer: OfferT
-    options: Any
-    """An instance of the offer's options dataclass."""
-    traits: TraitsT
-
-    def build(self, *context: Any) -> Any:
-        """Build the backend for its context; imports torch."""
-        return self.offer.build(self.options, *context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +86,7 @@ def compose(
         TopologyError: nothing is wrong but the number of processes.
         PluginError: a plugin's check of the recipe raised.
     """
-    composer = _Composer(loaded, catalog, device_kind, elsewhere=elsewhere)
+    composer = _Composer(loaded, catalog, Machine(device_kind=device_kind, elsewhere=elsewhere))
     composition = composer.compose()
     topology = _topology_problem(loaded.recipe, world_size)
     if topology is not None:
@@ -118,20 +103,17 @@ def compose(
 class _Composer:
     """Collects the parts and every problem with them."""
 
-    def __init__(
-        self, loaded: LoadedRecipe, catalog: Catalog, device_kind: str | None, *, elsewhere: bool = False
-    ) -> None:
+    def __init__(self, loaded: LoadedRecipe, catalog: Catalog, machine: Machine) -> None:
         """Start with no part."""
-        self.elsewhere = elsewhere
         self.loaded = loaded
         self.recipe = loaded.recipe
         self.catalog = catalog
-        self.device_kind = device_kind
+        self.machine = machine
         self.problems: list[Problem] = []
         self.substitutions: list[Substitution] = []
         self.unused: dict[str, Part[Any, Any]] = {}
-        self.unusable: set[str] = set()
-        """Kinds of the backends that cannot be used here; why is told before what else does not fit."""
+        self.unusable: dict[str, Offer] = {}
+        """The backends that cannot be used here, by kind; why is told before what else does not fit."""
         self.cause: Exception | None = None
 
     def compose(self) -> Composition:
@@ -149,12 +131,9 @@ class _Composer:
             substitutions=tuple(self.substitutions),
             **parts,
         )
-        known, self.problems = self.problems, []
-        device = self._guarded(self._known_device)
-        self.problems += fit_problems(composition, self.catalog, device_kind=device, elsewhere=self.elsewhere)
-        for kind, part in parts.items():
-            self._guarded(self._check_device, kind, part)
-        self.problems = [*known, *of_substitutes(self.problems, self.substitutions)]
+        ways = WaysOut(composition, self.catalog, self.machine)
+        self.problems += [ways.unusable(kind, offer) for kind, offer in self.unusable.items()]
+        self.problems += of_substitutes([*ways.misfits(), *ways.other_devices()], self.substitutions)
         if not any(part is HOLE for part in parts.values()) and not self.loaded.problems:
             self._ask_plugins()
         return composition
@@ -179,17 +158,14 @@ class _Composer:
         name = str(section.name)
         offer = self._resolved(kind, name, f"{kind}.name")
         path = f"{kind}.options"
-        if self.elsewhere:
+        if self.machine.elsewhere:
             return self._typed(kind, offer, path, precision)
         substitute = self._substitute(kind, offer)
         if substitute is not None:
             self.unused[kind] = self._typed(kind, offer, path, precision)  # its options must be right all the same
             return self._with_traits(substitute, substitute.options(), f"on_unavailable.{kind}", precision)
-        reasons = unusable_reasons(offer, device_kind=self.device_kind)
-        if reasons:
-            self.unusable.add(kind)
-            message = f"{name!r} cannot be used here: {sentences(reasons)}"
-            self._complain(f"{kind}.name", message, self._instead(kind, name))
+        if self.machine.obstacles(offer):
+            self.unusable[kind] = offer
         return self._typed(kind, offer, path, precision)
 
     def _resolved(self, kind: str, name: str, path: str) -> Offer:
@@ -207,11 +183,10 @@ class _Composer:
         if name is None or name == offer.name:
             return None
         other = self._resolved(kind, name, path)
-        known = self._known_device()
-        reasons = unusable_reasons(offer, device_kind=known)
+        reasons = self.machine.obstacles(offer, self.recipe)
         if not reasons:
             return None
-        obstacles = unusable_reasons(other, device_kind=known)
+        obstacles = self.machine.obstacles(other, self.recipe)
         if obstacles:
             self._complain(path, f"{name!r} cannot be used here either: {sentences(obstacles)}", "")
             return None
@@ -244,44 +219,6 @@ class _Composer:
                 self._complain(path, f"{offer.kind} {offer.name!r} refuses its options: {error}", "")
             raise UnknownValueError from error
         return Part(offer=offer, options=options, traits=traits)
-
-    def _instead(self, kind: str, name: str) -> str:
-        """Return which other backends of a kind this machine can use."""
-        usable = []
-        for other in self.catalog.names(kind):
-            try:
-                offer = self.catalog.resolve(kind, other)
-            except PluginError:
-                continue
-            if other != name and not unusable_reasons(offer, device_kind=self.device_kind):
-                usable.append(other)
-        if not usable:
-            return ""
-        names = ", ".join(f"{kind}.name={other}" for other in usable)
-        elsewhere = f" To have one chosen wherever {name!r} cannot be used: on_unavailable.{kind}={usable[0]}."
-        known = kind in {spec.name for spec in fields(OnUnavailableConfig)}
-        return f"Nothing is chosen in its place; usable here: {names}.{elsewhere if known else ''}"
-
-    def _known_device(self) -> str | None:
-        """Return what the job runs on; None where that shows only when it starts."""
-        device = self.device_kind or self.recipe.launch.device
-        return None if device == "auto" else device
-
-    def _check_device(self, kind: str, part: Part[Any, Any]) -> None:
-        """Check the device that the recipe asks for against what the backend runs on."""
-        device = self._known_device()
-        if device is None or kind in self.unusable:
-            return
-        legal = set(part.offer.needs.device_kinds)
-        if isinstance(part.traits, ShardingTraits):
-            legal &= set(part.traits.device_kinds)
-        if device not in legal and self.device_kind is None:
-            message = f"given {device}; {kind} {part.offer.name!r} runs on {' or '.join(sorted(legal))} only."
-            ways = f"launch.device={' or '.join(sorted(legal))}"
-            self._complain("launch.device", message, f"Use {ways}, or name another {kind} (`moeframe plugins`).")
-        elif device not in legal and device in part.offer.needs.device_kinds:
-            message = f"{part.offer.name!r} runs on {' or '.join(sorted(legal))} only, and this job on {device}."
-            self._complain(f"{kind}.name", message, f"Name another {kind} (`moeframe plugins`), or change the device.")
 
     def _ask_plugins(self) -> None:
         """Run the plugins' own checks of the recipe."""

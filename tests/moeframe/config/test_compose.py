@@ -339,8 +339,9 @@ def test_c134_an_unusable_backend_names_the_reason_the_line_and_what_is_usable(r
     assert refused(loaded, Parts(offer)) == [
         "r.yaml:2:20: dispatcher.name: 'deep' cannot be used here: the module "
         "no_such_module_anywhere is not installed. "
-        "Install it with `pip install it`. Nothing is chosen in its place; usable here: dispatcher.name=plain. "
-        "To have one chosen wherever 'deep' cannot be used: on_unavailable.dispatcher=plain.",
+        "Install it with `pip install it`. Nothing is chosen in its place. Use dispatcher.name=plain; or "
+        "on_unavailable.dispatcher=plain, which is used wherever 'deep' cannot be. `moeframe plan` checks this recipe "
+        "for a machine that has what is missing.",
         "r.yaml:3:18: train.seq_len: given 100; must not exceed model.max_position_embeddings = 64. Use 64 or less, or "
         "raise model.max_position_embeddings.",
     ]

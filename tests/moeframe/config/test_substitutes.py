@@ -42,8 +42,22 @@ def refused(composed, *overrides: str, **where) -> str:
 def test_without_a_word_it_is_refused_with_the_way_out(composed) -> None:
     text = refused(composed, WANTED)
     assert "'elsewhere' cannot be used here: the module no_such_module is not installed. It cannot be had." in text
-    assert "Nothing is chosen in its place; usable here: dispatcher.name=allgather" in text
-    assert "To have one chosen wherever 'elsewhere' cannot be used: on_unavailable.dispatcher=allgather." in text
+    assert "Nothing is chosen in its place. Use dispatcher.name=allgather or alltoall; or " in text
+    assert "on_unavailable.dispatcher=allgather, which is used wherever 'elsewhere' cannot be. " in text
+    assert text.endswith("`moeframe plan` checks this recipe for a machine that has what is missing.")
+
+
+def test_plan_is_named_only_where_it_would_take_the_recipe(composed) -> None:
+    text = refused(composed, "sharding.name=on_gpus", "launch.device=cpu")
+    assert "sharding.name: 'on_gpus' cannot be used here: it runs on cuda devices, and this job on cpu." in text
+    assert "moeframe plan" not in text
+
+
+def test_a_machine_without_the_device_of_the_recipe_replaces_for_the_missing_module_alone(composed) -> None:
+    gpus = ("launch.device=cuda", "on_unavailable.dispatcher=allgather")
+    assert composed(*gpus, device_kind=None).substitutions == ()
+    (one,) = composed(WANTED, *gpus, device_kind=None).substitutions
+    assert one.reasons == ("the module no_such_module is not installed. It cannot be had.",)
 
 
 def test_the_named_one_takes_its_place_and_the_composition_says_so(composed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -10,9 +11,15 @@ import pytest
 
 from moeframe.config.compose import compose
 from moeframe.config.load import read_recipe
+from moeframe.config.schema import Recipe
+from moeframe.config.typed import dotted_keys
 from moeframe.errors import Problem, RecipeError
+from moeframe.hooks import DispatcherOffer, ModuleNeed, Needs, ScheduleOffer, ShardingOffer, hookimpl
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
+from moeframe.protocols.dispatcher import DispatcherTraits
+from moeframe.protocols.schedule import ScheduleTraits
+from moeframe.protocols.sharding import ShardingTraits
 
 TINY = Path(__file__).parents[3] / "recipes" / "deepseek_v3" / "tiny.yaml"
 SETTING = r"[a-z]\w*(?:\.[a-z]\w*)+=[\w.\[\],]*\w\]?"
@@ -135,3 +142,91 @@ def test_a_backend_that_this_machine_cannot_use_is_not_named() -> None:
     with pytest.raises(RecipeError) as caught:
         compose(loaded, Catalog(build_plugin_manager(environment={})), device_kind="cpu")
     assert str(caught.value).endswith("Use parallel.ep=1; or dispatcher.name=allgather or alltoall.")
+
+
+PLAIN = DispatcherTraits(
+    fused=False, host_syncs_per_layer=0, keeps_dispatch_input=False, keeps_expert_input=False, deterministic=True
+)
+
+
+class Missing:
+    """A plugin with a backend of some kinds that no machine can use, and a check that wants no `allgather`."""
+
+    def __init__(self, *, picky: bool = False) -> None:
+        self.common = {
+            "name": "missing",
+            "summary": "Needs a module.",
+            "build": print,
+            "needs": Needs(modules=(ModuleNeed(name="no_such_module", install="It cannot be had."),)),
+        }
+        self.picky = picky
+
+    @hookimpl
+    def moeframe_offer_dispatchers(self):
+        return [DispatcherOffer(**self.common, traits=lambda *_: PLAIN)]
+
+    @hookimpl
+    def moeframe_offer_shardings(self):
+        return [ShardingOffer(**self.common, traits=lambda *_: ShardingTraits(parameters_stay_whole=True))]
+
+    @hookimpl
+    def moeframe_offer_schedules(self):
+        traits = ScheduleTraits(splits_backward=False, pipelines=True)
+        return [ScheduleOffer(**self.common, traits=lambda *_: traits, legal_micro_batches=lambda *_: None)]
+
+    @hookimpl
+    def moeframe_check_recipe(self, recipe):
+        if not self.picky or recipe.dispatcher.name != "allgather":
+            return []
+        return [Problem(path="dispatcher.name", message="given 'allgather'; not with me.", fix="")]
+
+
+@functools.cache
+def catalog_of(*, picky: bool) -> Catalog:
+    return Catalog(build_plugin_manager([Missing(picky=picky)], environment={}))
+
+
+def refusals(overrides, *, picky=False) -> tuple[Problem, ...]:
+    try:
+        compose(read_recipe(TINY, overrides), catalog_of(picky=picky), device_kind="cpu")
+    except RecipeError as error:
+        return error.problems
+    return ()
+
+
+@pytest.mark.parametrize("kind", ["dispatcher", "sharding", "schedule"])
+@pytest.mark.parametrize("layout", LAYOUTS[:4])
+def test_what_is_named_in_place_of_a_missing_backend_passes_and_nothing_that_fits_is_left_out(kind, layout) -> None:
+    schedule = "schedule.name=1f1b" if "parallel.pp=2" in layout else "schedule.name=accumulate"
+    sharding = "sharding.name=hsdp" if "parallel.dp_replicate=2" in layout else "sharding.name=fsdp2"
+    fits = (*BASE, *layout, "dispatcher.name=alltoall", sharding, schedule)
+    missing = (*fits, f"{kind}.name=missing")
+    (problem,) = refusals(missing)
+    named = {way[0] for way in ways_of(problem.fix)}
+    names = catalog_of(picky=False).names(kind)
+    good = {f"{kind}.name={name}" for name in names if not refusals((*fits, f"{kind}.name={name}"))}
+    assert good
+    (substitute,) = named - good
+    assert substitute.startswith(f"on_unavailable.{kind}=")
+    assert named - {substitute} == good
+    assert refusals((*missing, substitute)) == ()
+
+
+def test_what_a_plugin_would_refuse_is_not_named() -> None:
+    missing = (*BASE, *LAYOUTS[1], "dispatcher.name=missing")
+    (problem,) = refusals(missing, picky=True)
+    assert "Use dispatcher.name=alltoall; or on_unavailable.dispatcher=alltoall, " in problem.fix
+
+
+def test_where_nothing_else_fits_that_is_said() -> None:
+    (problem,) = refusals((*BASE, *LAYOUTS[1], "dispatcher.name=missing", "dispatcher.use_flex_dispatcher=true"))[:1]
+    assert "No other dispatcher fits this recipe here (`moeframe plugins` lists them)." in problem.fix
+
+
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_an_unreadable_value_anywhere_is_told_with_what_does_not_fit_beside_it(few) -> None:
+    unfit = ("launch.nproc_per_node=2", "parallel.ep=2", "dispatcher.name=local", "sharding.name=missing")
+    keys = [key for key in dotted_keys(Recipe) if not few or key.startswith(("launch", "dispatcher", "parallel"))]
+    assert len(keys) > 10
+    for key in keys:
+        assert refusals((*unfit, f"{key}=!")), key

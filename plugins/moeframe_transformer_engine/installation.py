@@ -27,6 +27,12 @@ _ADVICE: Final[tuple[tuple[str, str], ...]] = (
         "for CUDA 12, `core-cu13` for CUDA 13. " + INSTALL,
     ),
     (
+        r"libcudnn\w*\.so[.\d]*: (undefined symbol|version)",
+        "Two versions of cuDNN meet in this process: torch has loaded its own, and Transformer Engine finds parts of "
+        "another one, mostly the system's. Put torch's first, LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib "
+        "(`python -m pip show -f nvidia-cudnn-cu13` says where), or remove the other one.",
+    ),
+    (
         r"undefined symbol: _Z",
         "Its torch part was compiled for another torch. Compile it beside this one: pip install --force-reinstall "
         "--no-deps --no-build-isolation --no-cache-dir transformer-engine-torch.",

@@ -7,6 +7,7 @@ lies about 4 % off, whatever its size.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -152,6 +153,7 @@ ONE = ("launch.nproc_per_node=1", "parallel.ep=1", "dispatcher.name=local", "sha
 
 def two_steps(overrides):
     """Return losses and norms of two optimizer steps, and the first gradients by global name, experts of all ranks."""
+    importlib.import_module("transformer_engine.pytorch")  # as in a job of its own: before plain torch loads its cuDNN
     with assemble(load_recipe(ROOT / "recipes/quickstart.yaml", [*SMALL, *overrides])) as job:
         trainer = Trainer(job, progress=False)
         losses, norms, gradients = [], [], {}

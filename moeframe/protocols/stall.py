@@ -13,6 +13,7 @@ __all__ = ["RankState", "Stall", "StallKind", "StalledRank"]
 RankState: TypeAlias = Literal["running", "stopped", "dead", "finished", "failed", "unknown"]
 
 StallKind: TypeAlias = Literal[
+    "launcher_died",
     "rank_died",
     "rank_stopped",
     "rank_raised",
@@ -26,12 +27,13 @@ StallKind: TypeAlias = Literal[
 ]
 """What went wrong.
 
-rank_died: a process ended without a word. rank_stopped: a process is stopped (SIGSTOP, a debugger, a frozen container).
-rank_raised: a rank has failed with an error. data_ended: a rank's data ended before those of the others.
-collective_order: ranks wait in different collectives. collective_arguments: in one collective with other shapes, dtypes
-or splits. rank_absent: a rank does not come to a collective that others wait in, or has not started. backend_stuck: a
-call of the dispatcher does not return, and no collective is pending in it. collective_stuck: all ranks have come and it
-does not end. all_idle: no rank moves and none waits in a collective.
+launcher_died: the process that started the ranks has ended, which ends them. rank_died: a process ended without a word.
+rank_stopped: a process is stopped (SIGSTOP, a debugger, a frozen container). rank_raised: a rank has failed with an
+error. data_ended: a rank's data ended before those of the others. collective_order: ranks wait in different
+collectives. collective_arguments: in one collective with other shapes, dtypes or splits. rank_absent: a rank does not
+come to a collective that others wait in, or has not started. backend_stuck: a call of the dispatcher does not return,
+and no collective is pending in it. collective_stuck: all ranks have come and it does not end. all_idle: no rank moves
+and none waits in a collective.
 """
 
 

@@ -19,7 +19,7 @@ from moeframe.train.watchdog import limits_of, raised_in
 from moeframe.watch.judge import judge, ranks_text
 from moeframe.watch.monitor import Limits, known_views
 from moeframe.watch.stall import StallDirectory, read_json
-from moeframe.watch.table import report_lines, table_lines
+from moeframe.watch.table import report_lines, table_lines, verdict_text
 from moeframe.watch.view import Raised, RankView, interrupted, read_views
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -122,7 +122,7 @@ def _signal(number: int) -> str:
 def _way_on(run_dir: RunDirectory) -> str:
     if complete_steps(run_dir.checkpoints):
         return f"go on with {run_dir.resume_command}"
-    return "no checkpoint is whole: start anew"
+    return f"no checkpoint is whole: start anew with {run_dir.start_command}"
 
 
 def _diagnosis(
@@ -153,8 +153,8 @@ def _recorded(path: Path, problems: list[str]) -> dict[str, Any] | None:
     stall = StallDirectory(run_dir=path)
     if not stall.judged:
         return None
-    verdict = read_json(stall.verdict_file)
-    if isinstance(verdict, dict) and {"kind", "ranks", "cause"} <= set(verdict):
+    verdict = stall.verdict()
+    if verdict is not None:
         return verdict
     problems.append(f"{stall.verdict_file} is half written, or of another version of moeframe")
     return None
@@ -167,7 +167,7 @@ def _recorded_lines(path: Path, verdict: dict[str, Any], problems: list[str]) ->
         return table.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{table} cannot be read ({error})")
-        return [f"verdict: {verdict['kind']}: {verdict['cause']}"]
+        return [f"verdict: {verdict_text(verdict)}"]
 
 
 def _with_signs(view: RankView) -> RankView:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from moeframe.errors import JobFailedError, MoeframeError, UserInputError
 from moeframe.launch.environment import World
+from moeframe.watch.stall import read_json
 
 __all__ = ["RunDirectory", "cannot_write"]
 
@@ -59,14 +61,31 @@ class RunDirectory:
         return cls(path)
 
     @property
+    def start_command(self) -> str:
+        """What runs this recipe anew, in a directory of its own, as a person types it."""
+        return f"`{shlex.join(self._command())}`"
+
+    @property
     def resume_command(self) -> str:
         """What goes on from the last whole checkpoint, as a person types it."""
-        return f"`moeframe run {self.recipe_file} --resume {self.path}`"
+        return f"`{shlex.join([*self._command(), '--resume', str(self.path)])}`"
+
+    def _command(self) -> list[str]:
+        """Return the command with the plugins that nobody installed; their names were given with the last start."""
+        launch = read_json(self.launch_file)
+        plugins = launch.get("plugins", ()) if isinstance(launch, dict) else ()
+        named = [part for plugin in plugins for part in ("--plugin", str(plugin))]
+        return ["moeframe", "run", *named, str(self.recipe_file)]
 
     @property
     def recipe_file(self) -> Path:
         """The resolved recipe."""
         return self.path / "recipe.yaml"
+
+    @property
+    def launch_file(self) -> Path:
+        """How the job was started: plugins that are not installed, and the process that started its ranks."""
+        return self.path / "launch.json"
 
     @property
     def metrics_file(self) -> Path:

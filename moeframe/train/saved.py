@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeframe.errors import JobFailedError, UserInputError
+from moeframe.train.run_directory import RunDirectory
 
 __all__ = [
     "COMPLETE",
@@ -73,30 +74,30 @@ def read_description(checkpoints: Path, step: int) -> dict[str, Any]:
 
 def go_on(checkpoints: Path) -> str:
     """Return where a job that has ended can go on from."""
-    steps = complete_steps(checkpoints)
+    steps, run_dir = complete_steps(checkpoints), RunDirectory(checkpoints.parent)
     if not steps:
-        return "No checkpoint is whole: start anew; checkpoint.every saves on the way."
-    return f"Then go on from step {steps[-1]} with --resume {checkpoints.parent}."
+        return f"No checkpoint is whole: start anew with {run_dir.start_command}; checkpoint.every=N saves on the way."
+    return f"Then go on from step {steps[-1]} with {run_dir.resume_command}."
 
 
 def still_whole(checkpoints: Path) -> str:
     """Return how to go on when a checkpoint could not be saved."""
-    steps = complete_steps(checkpoints)
+    steps, run_dir = complete_steps(checkpoints), RunDirectory(checkpoints.parent)
     if not steps:
-        return "No checkpoint is whole yet: start again without --resume once the cause is gone."
+        return f"No checkpoint is whole yet: start anew with {run_dir.start_command} once the cause is gone."
     return (
         f"The checkpoint of step {steps[-1]} is whole: once the cause is gone, go on from there with "
-        f"--resume {checkpoints.parent}."
+        f"{run_dir.resume_command}."
     )
 
 
 def way_out(checkpoints: Path, broken: int) -> str:
     """Return how to go on when the checkpoint of step `broken` cannot be read."""
-    path, run_dir = step_directory(checkpoints, broken), checkpoints.parent
+    path, run_dir = step_directory(checkpoints, broken), RunDirectory(checkpoints.parent)
     older = [step for step in complete_steps(checkpoints) if step < broken]
     if older:
         return (
-            f"The checkpoint of step {older[-1]} is whole too: move {path} away, and --resume {run_dir} goes on from "
-            f"step {older[-1]}."
+            f"The checkpoint of step {older[-1]} is whole too: move {path} away, and go on from step {older[-1]} with "
+            f"{run_dir.resume_command}."
         )
-    return f"{run_dir} has no older checkpoint that is whole: start a new run without --resume."
+    return f"{run_dir.path} has no older checkpoint that is whole: start a new run with {run_dir.start_command}."

@@ -30,6 +30,7 @@ from moeframe.train.saved import complete_steps
 from moeframe.train.watchdog import monitor, start_beside
 from moeframe.watch.processes import Process, start_ticks
 from moeframe.watch.stall import StallDirectory, read_json
+from moeframe.watch.table import verdict_text
 
 __all__ = ["start"]
 
@@ -146,12 +147,10 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
             print(closing_words(run_dir, summary, try_to_draw(run_dir)))
             return code
     failures = read_failures(run_dir.log_dir)
-    verdict = read_json(StallDirectory(run_dir=run_dir.path).verdict_file)
+    verdict = StallDirectory(run_dir=run_dir.path).verdict()
     if verdict is not None and verdict["kind"] not in ("rank_raised", "rank_died", "data_ended"):
         error = [failures[0].full] if failures and not failures[0].secondhand else []
-        print(
-            "\n".join([*error, f"{verdict['kind']}: {verdict['cause']}", f"logs: {run_dir.log_dir}"]), file=sys.stderr
-        )
+        print("\n".join([*error, verdict_text(verdict), f"logs: {run_dir.log_dir}"]), file=sys.stderr)
         return 1
     if failures and not failures[0].secondhand:
         print(f"{failures[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)
@@ -178,7 +177,7 @@ def _how_far(run_dir: RunDirectory) -> str:
         return f"after the last step: all {summary['steps_done']} steps are done, and no curves are drawn"
     steps = complete_steps(run_dir.checkpoints)
     if not steps:
-        return "before a step boundary: no checkpoint is whole"
+        return f"before a step boundary: no checkpoint is whole; start anew with {run_dir.start_command}"
     last = f"the last whole checkpoint is step {steps[-1]}"
     return f"before a step boundary: {last}; go on with {run_dir.resume_command}"
 

@@ -25,7 +25,8 @@ from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import go_on
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
 from moeframe.watch.processes import Process
-from moeframe.watch.stall import StallDirectory, read_json
+from moeframe.watch.stall import StallDirectory
+from moeframe.watch.table import verdict_text
 from moeframe.watch.view import Raised
 
 __all__ = ["limits_of", "main", "monitor", "raised_in", "start_beside"]
@@ -79,7 +80,7 @@ def monitor(
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
             everyone = sorted({row.rank for row in stall.table} | set(stall.ranks))
-            _end_logs(run_dir, everyone, f"{stall.kind}: {stall.cause}")
+            _end_logs(run_dir, everyone, verdict_text(stall))
         host = build_plugin_manager(plugins, wanted=recipe.backends)
         host.call_each("moeframe_on_stall", run_dir=run_dir.path, stall=stall)
 
@@ -112,9 +113,9 @@ def _close(run_dir: RunDirectory, ranks: Collection[int]) -> None:
 
     Ranks that lost those of another node may have written after that verdict.
     """
-    verdict = read_json(StallDirectory(run_dir=run_dir.path).verdict_file)
+    verdict = StallDirectory(run_dir=run_dir.path).verdict()
     if verdict is not None and verdict["kind"] != "rank_raised":
-        _end_logs(run_dir, ranks, f"{verdict['kind']}: {verdict['cause']}")
+        _end_logs(run_dir, ranks, verdict_text(verdict))
 
 
 def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], processes: Sequence[Process]) -> None:

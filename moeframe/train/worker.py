@@ -24,7 +24,8 @@ from moeframe.train.resume import launch_identity
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.trainer import Summary
 from moeframe.watch.beacon import Beacon, lit
-from moeframe.watch.stall import StallDirectory, read_json
+from moeframe.watch.stall import StallDirectory
+from moeframe.watch.table import verdict_text
 
 __all__ = ["main", "work"]
 
@@ -68,9 +69,9 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
     except (Exception, CheckpointException, KeyboardInterrupt) as error:
         own = _reported(run_dir, world, error)
         root = root_cause(run_dir.log_dir, own)
-        verdict = read_json(StallDirectory(run_dir=run_dir.path).verdict_file) if root.secondhand else None
+        verdict = StallDirectory(run_dir=run_dir.path).verdict() if root.secondhand else None
         if verdict is not None:  # the watchdog has ended the rank whose loss this one felt
-            cause = f"{verdict['kind']}: {verdict['cause']}"
+            cause = verdict_text(verdict)
             logger.error("the job ends: %s", cause)  # noqa: TRY400  the traceback says only what was lost
             raise JobFailedError(f"rank {world.rank} ends with the job. {cause}") from error
         if root.rank == world.rank:

@@ -17,8 +17,13 @@ _DATA_ENDS: Final = ("StopIteration", "IndexError", "EOFError")
 """What a data set raises that has no more."""
 _SAME_S: Final = 1.0
 """Processes whose last signs of life lie this close died together."""
+_SILENT_S: Final = 5.0
+"""A pulse comes twice a second; a busy machine delays it."""
 
 ADVICE: Final[dict[StallKind, str]] = {
+    "launcher_died": (
+        "Find out who ended it: a person, a scheduler, a container, or the kernel's out-of-memory killer (dmesg)."
+    ),
     "rank_died": "The end of the rank's log says what it did last.",
     "rank_stopped": "Find out who stopped it (a debugger, a frozen container).",
     "rank_raised": "Repair the error; the traceback is in the rank's log.",
@@ -49,6 +54,10 @@ _KERNEL: Final = (
     "backend for that phase shows whether the job runs without it."
 )
 
+_NOT_FUSED: Final = (
+    "The rank's stack in stall/ shows the line of the dispatcher: an endless loop, a lock, or a wait outside of torch."
+)
+
 _NOTHING: Final[Mapping[int, str]] = {}
 _NOT_STARTED: Final = (
     "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
@@ -68,6 +77,7 @@ def judge(
     began: float = 0.0,
     go_on: str = "",
     processes: Mapping[int, str] = _NOTHING,
+    launcher_end: str = "",
 ) -> Stall:
     """Say what went wrong in a job that stands still or has failed.
 
@@ -75,40 +85,46 @@ def judge(
         views: the ranks that have started; none, where not one has.
         world_size: ranks of the job.
         began: when the ranks were awaited first, seconds since the epoch; told where none has started.
-        go_on: where the job can go on from, a sentence for who has found out why a rank died.
+        go_on: where the job can go on from, a sentence for who has done what else the advice says.
         processes: how the processes of ranks do, where that is known; told of those that have not started.
+        launcher_end: how the process that started the ranks has ended, in words, where it ended before them.
     """
-    found = _raised(views) or _died(views) or _stopped(views)
+    found = _raised(views) or _orphaned(views, launcher_end) or _died(views) or _stopped(views)
     missing = sorted(set(range(world_size)) - {view.rank for view in views})
     if found is None and missing:
-        return _not_started(views, missing, world_size, began, processes)
-    found = found or _mismatched(views) or _waiting(views) or _silent(views)
-    kind, guilty, cause = found
-    first = guilty[0]
-    place = first.raised.place if first.raised is not None and kind in ("rank_raised", "data_ended") else first.place
+        kind, ranks, cause, advice = _not_started(missing, world_size, processes, launcher_end)
+        place, since = Place(), min((view.since for view in views), default=began)
+    else:
+        kind, guilty, cause = found or _mismatched(views) or _waiting(views) or _silent(views)
+        ranks, advice, first = [view.rank for view in guilty], _advice(kind, guilty), guilty[0]
+        place, since = first.place, first.since
+        if first.raised is not None and kind in ("rank_raised", "data_ended"):
+            place = first.raised.place
     return Stall(
         kind=kind,
-        ranks=tuple(view.rank for view in guilty),
+        ranks=tuple(ranks),
         step=place.step,
         micro_batch=place.micro_batch,
         layer=place.layer,
         phase=place.phase,
         direction=place.direction,
-        since=datetime.fromtimestamp(first.since, tz=UTC).isoformat(timespec="seconds"),
+        since=datetime.fromtimestamp(since, tz=UTC).isoformat(timespec="seconds"),
         cause=cause,
-        advice=_advice(kind, guilty, go_on),
+        advice=" ".join(filter(None, (advice, go_on))),
         table=tuple(view.row() for view in views),
     )
 
 
-def _advice(kind: StallKind, guilty: Sequence[RankView], go_on: str) -> str:
+def _advice(kind: StallKind, guilty: Sequence[RankView]) -> str:
     if kind == "rank_died":
-        return " ".join(filter(None, (*_of_deaths(guilty), go_on)))
+        return " ".join(_of_deaths(guilty))
     if kind == "rank_stopped":
         again = f"`kill -CONT {' '.join(str(view.pid) for view in guilty)}` lets it run again while the job lives."
-        return " ".join(filter(None, (again, ADVICE[kind], go_on)))
+        return f"{again} {ADVICE[kind]}"
     if kind == "backend_stuck" and not guilty[0].exchanging:
         return _KERNEL
+    if kind == "backend_stuck" and not guilty[0].fused:
+        return _NOT_FUSED
     return ADVICE[kind]
 
 
@@ -121,6 +137,10 @@ def _where(view: RankView) -> str:
 
 def _each(views: Iterable[RankView]) -> str:
     return "; ".join(f"rank {view.rank} {_where(view)}" for view in views)
+
+
+def _process(view: RankView) -> str:
+    return f"(process {view.pid} on {view.host})"
 
 
 def _raised(views: Sequence[RankView]) -> _Found | None:
@@ -159,11 +179,28 @@ def _died(views: Sequence[RankView]) -> _Found | None:
     guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
     if (aborted := _aborted(guilty, views)) is not None:
         return aborted
-    how = "; ".join(f"rank {view.rank} {_ended(view)} {_where(view)}" for view in guilty)
-    lines = "".join(f"; it was in {view.crash.where}" for view in guilty[:1] if view.crash and view.crash.where)
+    how = "; ".join(f"rank {view.rank} {_ended(view)} {_where(view)} {_process(view)}{_line(view)}" for view in guilty)
     peers = sorted({str(entry) for view in views if view not in dead for entry in view.reached})
     meanwhile = f"; the others were in {', '.join(peers)}" if peers else ""
-    return "rank_died", guilty, f"{how} (process {guilty[0].pid} on {guilty[0].host}){lines}{meanwhile}"
+    return "rank_died", guilty, f"{how}{meanwhile}"
+
+
+def _line(view: RankView) -> str:
+    return f", in {view.crash.where}" if view.crash and view.crash.where else ""
+
+
+def _orphaned(views: Sequence[RankView], launcher_end: str) -> _Found | None:
+    """Judge ranks that the kernel has ended since the process that started them has ended."""
+    dead = [view for view in views if view.state == "dead"]
+    if not launcher_end or not dead or any(view.crash or view.ended_by for view in dead):
+        return None
+    last = max(view.alive_at for view in dead)
+    early = [view for view in dead if last - view.alive_at > _SILENT_S]
+    before = "".join(f"; rank {view.rank} had given no sign of life for {last - view.alive_at:.0f} s" for view in early)
+    still_s = last - max(view.since for view in dead)
+    if still_s > _SILENT_S and not early:
+        before = f"; no rank had moved for {still_s:.0f} s"
+    return "launcher_died", dead, f"{launcher_end}, and the ranks were ended with it ({_each(dead)}){before}"
 
 
 def _ended(view: RankView) -> str:
@@ -197,33 +234,23 @@ def _stopped(views: Sequence[RankView]) -> _Found | None:
     stopped = [view for view in views if view.state == "stopped"]
     if not stopped:
         return None
-    pids = ", ".join(f"{view.pid} on {view.host}" for view in stopped)
-    return "rank_stopped", stopped, f"{_each(stopped)}: stopped by a signal or a debugger (process {pids})"
+    each = "; ".join(f"rank {view.rank} {_where(view)} {_process(view)}" for view in stopped)
+    return "rank_stopped", stopped, f"stopped by a signal or a debugger: {each}"
 
 
 def _not_started(
-    views: Sequence[RankView], missing: Sequence[int], world_size: int, began: float, processes: Mapping[int, str]
-) -> Stall:
-    """Judge a job of which ranks have no beacon; those that have one wait for them."""
-    place = Place()
-    since = min((view.since for view in views), default=began)
-    stopped = [rank for rank in missing if processes.get(rank) == "stopped"]
+    missing: Sequence[int], world_size: int, processes: Mapping[int, str], launcher_end: str
+) -> tuple[StallKind, Sequence[int], str, str]:
+    """Judge a job of which ranks have no beacon, for which any others wait; returns kind, ranks, cause and advice."""
+    if launcher_end:
+        cause = f"{launcher_end} before {ranks_text(missing)} of {world_size} had started"
+        return "launcher_died", missing, cause, ADVICE["launcher_died"]
     cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
-    if stopped:
-        cause += f"; the process of {ranks_text(stopped)} is stopped by a signal or a debugger"
-    return Stall(
-        kind="rank_stopped" if stopped else "rank_absent",
-        ranks=tuple(stopped or missing),
-        step=place.step,
-        micro_batch=place.micro_batch,
-        layer=place.layer,
-        phase=place.phase,
-        direction=place.direction,
-        since=datetime.fromtimestamp(since, tz=UTC).isoformat(timespec="seconds"),
-        cause=cause,
-        advice=ADVICE["rank_stopped"] if stopped else _NOT_STARTED,
-        table=tuple(view.row() for view in views),
-    )
+    stopped = [rank for rank in missing if processes.get(rank) == "stopped"]
+    if not stopped:
+        return "rank_absent", missing, cause, _NOT_STARTED
+    cause += f"; the process of {ranks_text(stopped)} is stopped by a signal or a debugger"
+    return "rank_stopped", stopped, cause, ADVICE["rank_stopped"]
 
 
 def _mismatched(views: Sequence[RankView]) -> _Found | None:

@@ -75,6 +75,11 @@ class StallDirectory:
         """The verdict."""
         return self.path / "verdict.json"
 
+    def verdict(self) -> dict[str, Any] | None:
+        """Read the verdict; None where there is none, or it is half written or of another version."""
+        found = read_json(self.verdict_file)
+        return found if isinstance(found, dict) and {"kind", "ranks", "cause"} <= set(found) else None
+
     def claim(self) -> bool:
         """Make the directory; False when another monitor has."""
         try:

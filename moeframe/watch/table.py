@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moeframe.protocols.stall import Stall, StalledRank
 from moeframe.trace import told
 
-__all__ = ["report_lines", "table_lines"]
+__all__ = ["report_lines", "table_lines", "verdict_text"]
 
 _HEAD = ("rank", "state", "last finished", "waiting in", "since")
 _SHOWN = 64
@@ -30,10 +31,16 @@ def table_lines(table: Sequence[StalledRank], *, shown: int | None = None) -> li
     return [*lines, f"... {left} more ranks"] if left else lines
 
 
+def verdict_text(verdict: Stall | Mapping[str, Any]) -> str:
+    """Return a verdict, or what `StallDirectory.verdict` read of it, in one line: what logs and terminals end with."""
+    told = verdict.as_json() if isinstance(verdict, Stall) else verdict
+    return f"{told['kind']}: {told['cause']}"
+
+
 def report_lines(stall: Stall, *, shown: int | None = _SHOWN) -> list[str]:
     """Return table, verdict and advice."""
     return [
         *table_lines(stall.table, shown=shown),
-        f"verdict: {stall.kind}: {stall.cause}",
+        f"verdict: {verdict_text(stall)}",
         f"what to do: {stall.advice}",
     ]

@@ -136,5 +136,5 @@ class TestRefusals:
         assert ended.code == 1
         assert "checkpoint of step 2" in ended.err
         assert "rank 1" in ended.err
-        way_out = f"The checkpoint of step 1 is whole too: move {checkpoint} away, and --resume {done.run_dir} goes on"
+        way_out = f"The checkpoint of step 1 is whole too: move {checkpoint} away, and go on from step 1 with `moeframe"
         assert way_out in ended.err.splitlines()[-2]

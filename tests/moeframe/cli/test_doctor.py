@@ -43,6 +43,10 @@ def said(capsys) -> str:
     return capsys.readouterr().out
 
 
+def anew(run_dir: Path) -> str:
+    return f"no checkpoint is whole: start anew with `moeframe run {run_dir}/recipe.yaml`"
+
+
 def test_a_job_that_moves_is_well(run_dir: Path, capsys) -> None:
     beacon(run_dir)
     assert doctor(run_dir) == 0
@@ -71,13 +75,13 @@ def test_a_dead_run_without_a_verdict_gets_one(run_dir: Path, capsys) -> None:
     (run_dir / "checkpoints" / "step-1").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-1" / COMPLETE).touch()
     assert doctor(run_dir) == 1
-    assert f"Then go on from step 1 with --resume {run_dir}." in said(capsys)
+    assert f"Then go on from step 1 with `moeframe run {run_dir}/recipe.yaml --resume {run_dir}`." in said(capsys)
 
 
 def test_a_run_that_a_signal_ended_before_a_step_boundary_is_no_failure(run_dir: Path, capsys) -> None:
     (run_dir / "ended.json").write_text('{"stopped_by": 2}')
     assert doctor(run_dir) == 0
-    assert said(capsys) == "ended by SIGINT before the first step; no checkpoint is whole: start anew\n"
+    assert said(capsys) == f"ended by SIGINT before the first step; {anew(run_dir)}\n"
     beacon(run_dir)
     assert doctor(run_dir) == 0
     assert "every rank moves" in said(capsys)
@@ -184,7 +188,7 @@ def test_a_run_that_a_signal_ended_early_says_so_and_how_to_go_on(run_dir: Path,
     steps = load_recipe(run_dir / "recipe.yaml").recipe.train.steps
     (run_dir / "summary.json").write_text(json.dumps({"stopped_by": 2, "steps_done": 9}))
     assert doctor(run_dir) == 0
-    assert said(capsys) == f"stopped by SIGINT after 9 of {steps} steps; no checkpoint is whole: start anew\n"
+    assert said(capsys) == f"stopped by SIGINT after 9 of {steps} steps; {anew(run_dir)}\n"
     (run_dir / "checkpoints" / "step-9").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-9" / COMPLETE).touch()
     assert doctor(run_dir) == 0

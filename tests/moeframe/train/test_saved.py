@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
 from moeframe.errors import JobFailedError, UserInputError
-from moeframe.train.saved import COMPLETE, complete_steps, read_description
+from moeframe.train.saved import COMPLETE, complete_steps, go_on, read_description, still_whole
 
 GOOD = {"format": 1, "step": 4, "world_size": 2, "seed": 0, "model": {"hidden_size": 8}}
 
@@ -49,12 +50,27 @@ def test_a_broken_one_names_the_older_one_and_the_way_out(checkpoints, file, con
     with pytest.raises(JobFailedError, match=cause) as caught:
         read_description(checkpoints, 4)
     assert str(caught.value).endswith(
-        f"The checkpoint of step 2 is whole too: move {checkpoints / 'step-4'} away, and --resume {checkpoints.parent} "
-        "goes on from step 2."
+        f"The checkpoint of step 2 is whole too: move {checkpoints / 'step-4'} away, and go on from step 2 with "
+        f"`moeframe run {checkpoints.parent}/recipe.yaml --resume {checkpoints.parent}`."
     )
     (checkpoints / "step-2" / COMPLETE).unlink()
-    with pytest.raises(JobFailedError, match=r"has no older checkpoint that is whole: start a new run"):
+    with pytest.raises(
+        JobFailedError, match=r"has no older checkpoint that is whole: start a new run with `moeframe run /"
+    ):
         read_description(checkpoints, 4)
+
+
+def test_each_way_on_is_a_command_that_a_shell_takes(tmp_path) -> None:
+    run_dir = tmp_path / "my runs"
+    whole = run_dir / "checkpoints" / "step-2" / COMPLETE
+    whole.parent.mkdir(parents=True)
+    (run_dir / "launch.json").write_text('{"plugins": ["mine"]}')
+    start = ["moeframe", "run", "--plugin", "mine", str(run_dir / "recipe.yaml")]
+    for told, command in ((go_on, start), (still_whole, start)):
+        assert shlex.split(told(run_dir / "checkpoints").split("`")[1]) == command
+    whole.touch()
+    for told in (go_on, still_whole):
+        assert shlex.split(told(run_dir / "checkpoints").split("`")[1]) == [*start, "--resume", str(run_dir)]
 
 
 def test_another_format_is_refused(checkpoints) -> None:

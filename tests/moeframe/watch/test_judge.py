@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,13 @@ def test_a_rank_that_died_is_named_with_how_and_where() -> None:
     assert "process 101 on a" in stall.cause
 
 
+def test_each_process_stands_behind_its_own_rank() -> None:
+    dead = verdict(*[rank(number, state="dead", ended_by="was killed by SIGKILL") for number in (1, 3)], world_size=2)
+    stopped = verdict(waiting(0), rank(1, state="stopped"), waiting(2), rank(3, state="stopped"))
+    for stall in (dead, stopped):
+        assert re.findall(r"rank (\d).*?\(process (\d+) on a\)", stall.cause) == [("1", "101"), ("3", "103")]
+
+
 def test_what_to_do_about_a_death_depends_on_how_it_came_and_on_what_is_saved() -> None:
     def advice(ended_by: str, go_on: str = "Go on.") -> str:
         return judge([rank(0, state="dead", ended_by=ended_by)], world_size=1, go_on=go_on).advice
@@ -104,7 +112,7 @@ def test_a_rank_that_gloo_ends_is_sent_more_than_it_expects() -> None:
     stall = verdict(*others, rank(1, state="dead", crash=elsewhere))
     assert stall.kind == "rank_died"
     assert "rank 1 crashed (SIGSEGV) at step 5" in stall.cause
-    assert "it was in string_at (ctypes.py, line 5)" in stall.cause
+    assert "(process 101 on a), in string_at (ctypes.py, line 5)" in stall.cause
     assert "SIGKILL" not in stall.advice
 
 

@@ -24,12 +24,16 @@ _TELLING = frozenset(
 
 
 class BodyReader:
-    """Walks one function body. `attributes` collects `self.x = ...` as name to (line, text of the value)."""
+    """Walks one function body. `attributes` collects `self.x = ...` as name to (line, text of the value).
+
+    `state` collects what may be saved, and `named` what calls such as `self.add_module("x", ...)` give a name to.
+    """
 
     def __init__(self, node: FunctionNode, *, method: bool) -> None:
         self.body = Body()
         self.attributes: dict[str, tuple[int, str]] = {}
         self.state: dict[str, str] = {}
+        self.named: list[str] = []
         args = node.args
         named = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
         self._self = named[0] if method and named else None
@@ -166,11 +170,13 @@ class BodyReader:
 
     def _self_call(self, method: str, node: ast.Call) -> None:
         self.body.self_calls.setdefault(method, []).append(call_shape(node))
-        if method in _STATE_CALLS and node.args and isinstance(node.args[0], ast.Constant):
+        given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")]
+        if method in _STATE_CALLS and given and isinstance(given[0], ast.Constant):
             passing = any(k.arg == "persistent" and _is_false(k.value) for k in node.keywords) or (
                 method == "register_buffer" and len(node.args) > 2 and _is_false(node.args[2])
             )
-            self.state[str(node.args[0].value)] = NOT_SAVED if passing else method
+            self.state[str(given[0].value)] = NOT_SAVED if passing else method
+            self.named.append(str(given[0].value))
 
     def _warning(self, node: ast.Call) -> None:
         given = [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "category")]

@@ -182,6 +182,7 @@ class _Scope:
         for name, (line, text) in reader.attributes.items():
             if name not in owner.members:
                 owner.members[name] = Attribute(name, line, text or None, instance=True, setter=node.name)
+        owner.named += [name for name in reader.named if name not in owner.named]
         if node.name == "__init__":
             owner.state.update(reader.state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from moeframe_compat.extract.argparse_options import read_argparse
@@ -41,11 +42,15 @@ def _call(surfaces: Surfaces, module: Module, node: ast.Call) -> None:  # noqa: 
         target = dotted(node.args[0]) or dotted(getattr(node.args[0], "func", node.args[0]))
         if target:
             surfaces.structured.append(f"{module.path}:{target}")
-    elif last in ("entry_points", "iter_entry_points", "load_setuptools_entrypoints"):
+    elif last in ("entry_points", "iter_entry_points", "load_setuptools_entrypoints") or _selects(node, module):
         given = next((k.value for k in node.keywords if k.arg in ("group", "namespace")), None)
-        group = _text(given, module) if given is not None else first
+        if given is None:
+            given = node.args[0] if node.args else None
+        group = _text(given, module)
         if isinstance(group, str):
             surfaces.groups.append(GroupUse("group", group, *place))
+        elif given is not None and not isinstance(given, ast.Constant):
+            surfaces.groups.append(GroupUse("computed group", ast.unparse(given), *place))
     elif last in ("HookspecMarker", "HookimplMarker", "PluginManager"):
         given = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "project_name"), None)
         project = _text(given, module) if given is not None else None
@@ -59,6 +64,13 @@ def _call(surfaces: Surfaces, module: Module, node: ast.Call) -> None:  # noqa: 
             surfaces.registrations.append(Registration(_home(name), first, f"{module.path}:{target}", *place))
 
 
+def _selects(node: ast.Call, module: Module) -> bool:
+    """`entry_points().select(group=GROUP)`, in a module that reads metadata of distributions."""
+    named = isinstance(node.func, ast.Attribute) and node.func.attr == "select"
+    return named and any(k.arg == "group" for k in node.keywords) and any(map(_METADATA, module.imports.values()))
+
+
+_METADATA = re.compile(r"(^|\.)(importlib(_metadata)?|metadata|pkg_resources)(\.|$)").search
 _OFFERS = ("Offer", "Registration", "BackendSpec", "PluginSpec")
 """Ends of names of classes whose instances tell a framework what a plugin has."""
 

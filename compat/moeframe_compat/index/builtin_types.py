@@ -139,6 +139,12 @@ def has_member(path: str, name: str) -> bool | None:
     return False if path in ("typing.Protocol", "typing.Generic", "typing.NamedTuple", "typing.TypedDict") else None
 
 
+def defines(path: str, name: str) -> bool:
+    """Does an outside class, or an ancestor below `object`, define this itself?"""
+    real = _real(path)
+    return real is not None and any(name in vars(c) for c in real.__mro__ if c is not object)
+
+
 def is_exception(path: str) -> bool:
     """Is it a known exception type?"""
     real = _real(path)

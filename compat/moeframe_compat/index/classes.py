@@ -54,6 +54,13 @@ class Constructor:
     how: str = "object"
 
 
+def is_torch_module(index: Index, cls: Found) -> bool:
+    """Is the class a `torch.nn.Module`?"""
+    return any(
+        c.path.startswith("torch.nn") or c.path.rpartition(".")[2] in ("Module", "?Module") for c in index.mro(cls)
+    )
+
+
 def is_dataclass(index: Index, cls: Found) -> bool:
     """Is the class itself decorated as a dataclass?"""
     return dataclass_flags(index, cls) is not None

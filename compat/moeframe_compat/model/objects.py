@@ -210,7 +210,10 @@ class Alias:
 
 @dataclass(slots=True)
 class Class:
-    """A class. `bases` and `keywords` are texts; `state` maps entries of its saved state to the text they come from."""
+    """A class. `bases` and `keywords` are texts; `state` maps entries of its saved state to the text they come from.
+
+    `named` lists what its methods give a name to by a call: `self.add_module("name", ...)` and the like.
+    """
 
     name: str
     line: int
@@ -221,6 +224,7 @@ class Class:
     type_params: list[str] = field(default_factory=list)
     slots: list[str] | None = None
     state: dict[str, str] = field(default_factory=dict)
+    named: list[str] = field(default_factory=list)
     doc: str = ""
     branch: str = ""
     type_checking: bool = False

@@ -69,7 +69,10 @@ class Resolver:
 
 @dataclass(slots=True)
 class GroupUse:
-    """An entry-point group that the package reads, or a project name of its hooks (`kind`: group, hooks)."""
+    """An entry-point group that the package reads, or a project name of its hooks.
+
+    `kind` is group, hooks, or "computed group": then `name` is the text of an expression.
+    """
 
     kind: str
     name: str

@@ -1,4 +1,4 @@
-"""PY009, PY113-PY120: what kind of callable it is, and what it raises."""
+"""PY009, PY113-PY115, PY120: what kind of callable it is, and what it raises."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from moeframe_compat.index.builtin_types import is_exception, is_subtype
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.model.objects import Class, Function, Param, Raise
 from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.contracts import check_contracts
 from moeframe_compat.rules.deprecated import is_deprecated, removal_allowed
 
 _ITERATORS = ("Iterator", "Iterable", "Generator", "AsyncIterator", "AsyncGenerator", "AsyncIterable")
 _AWAITABLES = ("Awaitable", "Coroutine", "Future", "Task")
-_CONTRACTS = {
-    "contextmanager": "with",
-    "asynccontextmanager": "async with",
-    "singledispatch": ".register",
-    "lru_cache": ".cache_clear",
-    "cache": ".cache_clear",
-}
 
 
 def check_callable(ctx: Context, path: str, old: Found, new: Found, *, others: bool = False) -> None:
@@ -28,7 +22,7 @@ def check_callable(ctx: Context, path: str, old: Found, new: Found, *, others: b
         return
     _async(ctx, path, old, new, "PA009" if others else "PY114")
     _generator(ctx, path, old, new)
-    _contracts(ctx, path, old, new)
+    check_contracts(ctx, path, old, new)
     _overloads(ctx, path, old, new)
     _raises(ctx, path, old, new)
     _shape(ctx, path, old, new)
@@ -232,49 +226,6 @@ def _generator(ctx: Context, path: str, old: Found, new: Found) -> None:
         why="next(), send() and close() on its result raise; the work is no longer lazy",
         fix="keep it a generator, or return iter(...)",
     )
-
-
-def _contracts(ctx: Context, path: str, old: Found, new: Found) -> None:
-    a, b = old.obj, new.obj
-    assert isinstance(a, Function)
-    assert isinstance(b, Function)
-    for name, gives in _CONTRACTS.items():
-        if a.decorated(name) is None or b.decorated(name) is not None:
-            continue
-        if "cache" in name and b.decorated("lru_cache", "cache"):
-            continue
-        if "context" in name and _gives_context(ctx.new, new):
-            continue
-        weak = "cache" in name
-        ctx.emit(
-            "PY116",
-            path,
-            old=f"@{name}",
-            new="",
-            at=ctx.new_place(new),
-            was=ctx.old_place(old),
-            why=f"`{gives}` on it no longer works",
-            fix=f"keep @{name}, or return an object that supports `{gives}`",
-            severity="info" if weak else "",
-        )
-
-
-def _gives_context(index: Index, found: Found) -> bool:
-    """Does a function return a context manager of its own?"""
-    assert isinstance(found.obj, Function)
-    head = (found.obj.returns or "").split("[", 1)[0].rsplit(".", 1)[-1].strip("'\"")
-    if "ContextManager" in head or head in ("Self", "Iterator"):
-        return "ContextManager" in head
-    for shape in found.obj.body.returns:
-        target = index.name(found.module, shape.removeprefix("call:")) if shape.startswith("call:") else None
-        made = target.obj if target is not None else None
-        if target is not None and (
-            target.external or (isinstance(made, Function) and made.decorated("contextmanager"))
-        ):
-            return True
-        if isinstance(made, Class) and target is not None and index.member(target, "__enter__") is not None:
-            return True
-    return False
 
 
 def _unbound(params: list[Param]) -> list[Param]:

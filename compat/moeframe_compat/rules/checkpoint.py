@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from moeframe_compat.index.classes import is_dataclass
+from moeframe_compat.index.classes import is_dataclass, is_torch_module
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.public import is_private, module_is_public
 from moeframe_compat.interpret.shims import Shims
-from moeframe_compat.model.objects import NOT_SAVED, Class, Function
+from moeframe_compat.model.objects import NOT_SAVED, Attribute, Class, Function
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.renames import likeness
 
@@ -42,6 +42,7 @@ def _state(ctx: Context, old: Found, new: Found, shims: Shims) -> None:
     keys_old, keys_new = saved_keys(ctx.old, old), saved_keys(ctx.new, new)
     _wrapped(ctx, old, new, keys_old, keys_new, shims)
     lost = [k for k in keys_old if k not in keys_new and (keys_new or _unsaved(ctx.new, new, k))]
+    lost = [k for k in lost if not _made_elsewhere(ctx.new, new, k)]
     if not lost:
         return
     fresh = [k for k in keys_new if k not in keys_old]
@@ -70,6 +71,17 @@ def _state(ctx: Context, old: Found, new: Found, shims: Shims) -> None:
 def _unsaved(index: Index, cls: Found, key: str) -> bool:
     """Does the class say that it does not save this?"""
     return any(isinstance(c.obj, Class) and c.obj.state.get(key) == NOT_SAVED for c in index.mro(cls))
+
+
+def _made_elsewhere(index: Index, cls: Found, key: str) -> bool:
+    """Does a method other than the constructor set it, or add it by name?"""
+    for c in index.mro(cls):
+        made = c.obj.members.get(key) if isinstance(c.obj, Class) else None
+        if isinstance(made, Attribute) and made.instance and made.setter != "__init__":
+            return True
+        if isinstance(c.obj, Class) and key in c.obj.named and key not in c.obj.state:
+            return True
+    return False
 
 
 def _wrapped(
@@ -107,9 +119,7 @@ def _torch_name(text: str) -> str:
 
 def saved_keys(index: Index, cls: Found) -> dict[str, str]:
     """Entries of the state of a class and its ancestors in the package; empty if it saves none."""
-    torch = any(
-        c.path.startswith("torch.nn") or c.path.rpartition(".")[2] in ("Module", "?Module") for c in index.mro(cls)
-    )
+    torch = is_torch_module(index, cls)
     own = {c.path: c for c in index.mro(cls) if isinstance(c.obj, Class)}
     saves = any(
         {"state_dict", "load_state_dict"} <= set(c.obj.members) for c in own.values() if isinstance(c.obj, Class)

@@ -11,6 +11,7 @@ from moeframe_compat.index.public import is_private
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Class, Function
 from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.contracts import check_ordering
 from moeframe_compat.rules.dataclasses import check_dataclass
 from moeframe_compat.rules.enums import check_enum, check_named_tuple, check_typed_dict
 from moeframe_compat.rules.members import check_members
@@ -29,6 +30,7 @@ def check_class(ctx: Context, path: str, old: Found, new: Found, shims: Shims) -
     _metaclass(ctx, path, old, new)
     _instances(ctx, path, old, new)
     _final(ctx, path, old, new)
+    check_ordering(ctx, path, old, new)
     _slots(ctx, path, old, new)
     _subclassing(ctx, path, old, new)
     if ctx.old.inherits(old, "enum.Enum"):

@@ -11,12 +11,13 @@ from moeframe_compat.rules.cli import check_cli
 from moeframe_compat.rules.cli_outputs import check_outputs
 from moeframe_compat.rules.config import check_validation
 from moeframe_compat.rules.context import Context
-from moeframe_compat.rules.exports import check_exports, check_modules, counterpart
+from moeframe_compat.rules.exports import check_exports, check_modules, counterpart, further_counterparts
 from moeframe_compat.rules.hooks import check_hooks
 from moeframe_compat.rules.loaded import check_loaded
 from moeframe_compat.rules.migrations import check_migrations
 from moeframe_compat.rules.objects import compare
 from moeframe_compat.rules.plugins import check_api_version, check_plugins
+from moeframe_compat.rules.project import check_project
 from moeframe_compat.rules.protocols import check_callbacks
 from moeframe_compat.rules.recipes import check_recipes
 from moeframe_compat.rules.saved_configs import check_saved_configs
@@ -35,10 +36,11 @@ def run_rules(ctx: Context) -> None:
         new = counterpart(ctx, entry, gone, shims)
         if new is None or new.obj is None:
             continue
-        compare(ctx, entry.path, entry.found, new, shims)
-        Forwarding(ctx, shims).check(entry.path, entry.found, new)
-        if isinstance(entry.found.obj, Function) and isinstance(new.obj, Function):
-            check_callbacks(ctx, entry.path, entry.found, new)
+        for name, found in ((entry.path, new), *further_counterparts(ctx, entry, new, shims)):
+            compare(ctx, name, entry.found, found, shims)
+            Forwarding(ctx, shims).check(name, entry.found, found)
+            if isinstance(entry.found.obj, Function) and isinstance(found.obj, Function):
+                check_callbacks(ctx, name, entry.found, found)
     ctx.outside()
     check_exports(ctx, gone)
     check_loaded(ctx, gone)
@@ -48,6 +50,7 @@ def run_rules(ctx: Context) -> None:
     check_cli(ctx)
     check_outputs(ctx)
     check_plugins(ctx, shims)
+    check_project(ctx)
     check_checkpoints(ctx, shims)
     check_saved_configs(ctx)
     check_migrations(ctx)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from moeframe_compat.index.lookup import Found
 from moeframe_compat.index.public import Entry, below, furniture, module_is_public, public_names
 from moeframe_compat.interpret.shims import Shims
@@ -58,6 +60,16 @@ def counterpart(ctx: Context, entry: Entry, gone: set[str], shims: Shims) -> Fou
     if lost and not all(removal_allowed(ctx, entry.found) for _ in lost):
         _report_lost(ctx, entry, lost, still=new is not None)
     return new
+
+
+def further_counterparts(ctx: Context, entry: Entry, new: Found, shims: Shims) -> Iterator[tuple[str, Found]]:
+    """Public paths of an old object that now give something else than what stands in its place, and what they give."""
+    for path in entry.paths:
+        found = shims.answered(path, ctx.new.find(path))
+        if found is None or found.path == new.path or found.typing_only:
+            continue
+        if isinstance(found.obj, (Function, Class)):
+            yield path, found
 
 
 def _problem(ctx: Context, entry: Entry, path: str, found: Found | None, home: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moeframe_compat.index.builtin_types import OBJECT, has_member
-from moeframe_compat.index.classes import is_dataclass
+from moeframe_compat.index.classes import is_dataclass, is_torch_module
 from moeframe_compat.index.lookup import Found
 from moeframe_compat.index.public import is_private
 from moeframe_compat.index.signatures import bound, effective
@@ -90,6 +90,8 @@ def _removed(ctx: Context, path: str, old: Found, new: Found, member: Found) -> 
     fresh = [c for c in ctx.new.open_bases(new) if c not in {x.path for x in ctx.old.mro(old)}]
     if fresh or ctx.new.member(new, "__getattr__") is not None or removal_allowed(ctx, member):
         return
+    if is_torch_module(ctx.new, new) and any(isinstance(c.obj, Class) and name in c.obj.named for c in bases):
+        return  # `self.add_module("name", ...)` sets it too
     assert isinstance(old.obj, Class)
     assert isinstance(new.obj, Class)
     assert isinstance(member.obj, (Function, Attribute, Class))

@@ -15,6 +15,7 @@ from moeframe_compat.rules.callables import check_callable
 from moeframe_compat.rules.classes import check_class
 from moeframe_compat.rules.constants import check_constant
 from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.contracts import check_cache
 from moeframe_compat.rules.deprecated import check_tier, check_window
 from moeframe_compat.rules.enums import check_plain_named_tuple
 from moeframe_compat.rules.params import Call, ParamCheck, check_function
@@ -121,6 +122,7 @@ def _variable(ctx: Context, path: str, old: Found, new: Found, shims: Shims) -> 
         else:
             check_constant(ctx, path, old, new)
         return
+    check_cache(ctx, path, old, new)
     before = callable_params(ctx.old, old)
     if before is not None:
         now = callable_params(ctx.new, new)

@@ -1,4 +1,4 @@
-"""PL001-PL005: registries, entry points, scripts, the number of the plugin contract."""
+"""PL001-PL003, PL005: registries, groups of entry points that are read, the number of the plugin contract."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from moeframe_compat.index.classes import constructor, fields, is_dataclass
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.signatures import effective
-from moeframe_compat.index.values import known, same, show
+from moeframe_compat.index.values import evaluate, known, same, show
 from moeframe_compat.interpret.shims import Shims
 from moeframe_compat.model.objects import Attribute, Class, Function, Param
 from moeframe_compat.model.surfaces import Registration
-from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.context import Context, Place
 from moeframe_compat.rules.dataclasses import check_dataclass
 from moeframe_compat.rules.params import Call, ParamCheck
 
@@ -23,7 +23,6 @@ def check_plugins(ctx: Context, shims: Shims) -> None:
     """All of them."""
     _registered(ctx, shims)
     _groups(ctx)
-    _project(ctx)
 
 
 def _registered(ctx: Context, shims: Shims) -> None:
@@ -148,23 +147,39 @@ def _params(index: Index, found: Found) -> list[Param] | None:
 
 def _groups(ctx: Context) -> None:
     """PL003: entry-point groups that the package reads."""
-    new = {g.name for g in ctx.new.snapshot.surfaces.groups if g.kind == "group"}
-    for g in ctx.old.snapshot.surfaces.groups:
-        if g.kind == "group" and g.name not in new:
-            place = next(
-                ((n.file, n.line) for n in ctx.new.snapshot.surfaces.groups if n.kind == "group"),
-                ctx.survivor(ctx.old.package),
-            )
-            ctx.emit(
-                "PL003",
-                f"entry-point-group:{g.name}",
-                old=g.name,
-                new=", ".join(sorted(new)),
-                at=place,
-                was=(g.file, g.line),
-                why=f"plugins that advertise under {g.name!r} are no longer found",
-                fix=f"read {g.name!r} too",
-            )
+    old, unknown_before = _groups_read(ctx.old)
+    new, unknown = _groups_read(ctx.new)
+    place = min(new.values(), default=ctx.survivor(ctx.old.package))
+    for name, was in sorted(old.items()):
+        if name in new:
+            continue
+        if unknown - unknown_before:
+            ctx.skipped.add(f"PL003 for the group {name!r}: the group is computed, as {min(unknown - unknown_before)}")
+            continue
+        ctx.emit(
+            "PL003",
+            f"entry-point-group:{name}",
+            old=name,
+            new=", ".join(sorted(new)),
+            at=place,
+            was=was,
+            why=f"plugins that advertise under {name!r} are no longer found",
+            fix=f"read {name!r} too",
+        )
+
+
+def _groups_read(index: Index) -> tuple[dict[str, Place], set[str]]:
+    """Groups that a release reads and where it does first, and texts of groups that nobody can tell."""
+    groups: dict[str, Place] = {}
+    unknown: set[str] = set()
+    modules = {m.file: path for path, m in index.modules.items()}
+    for g in index.snapshot.surfaces.groups:
+        name = evaluate(index, modules.get(g.file, index.package), g.name) if g.kind == "computed group" else g.name
+        if isinstance(name, str) and g.kind != "hooks":
+            groups.setdefault(name, (g.file, g.line))
+        elif g.kind != "hooks":
+            unknown.add(g.name)
+    return groups, unknown
 
 
 _API_VERSION = re.compile(r"(^|_)(API|ABI|PROTOCOL|INTERFACE|CONTRACT|HOOKS?)_(VERSION|LEVEL|REVISION)$")
@@ -194,46 +209,3 @@ def check_api_version(ctx: Context) -> None:
                 why=f"plugins that ask for {show(before)} are loaded and fail: {broken.symbol}",
                 fix=f"raise {obj.name}, and refuse plugins made for another number",
             )
-
-
-def _project(ctx: Context) -> None:
-    old, new = ctx.old.snapshot.surfaces.project, ctx.new.snapshot.surfaces.project
-    if not old.file or not new.file:
-        return
-    for name in old.scripts:
-        if name not in new.scripts:
-            ctx.emit(
-                "PL004",
-                f"script:{name}",
-                old=name,
-                new="",
-                at=(new.file, 1),
-                was=(old.file, old.lines.get(name, 1)),
-                why=f"the command {name} is gone",
-                fix=f"keep {name} as a second script",
-            )
-    for group, names in old.entry_points.items():
-        if group not in new.entry_points:
-            ctx.emit(
-                "PL003",
-                f"entry-point-group:{group}",
-                old=group,
-                new=", ".join(sorted(new.entry_points)),
-                at=(new.file, 1),
-                was=(old.file, old.lines.get(group, 1)),
-                why=f"what reads the group {group!r} finds nothing here",
-                fix=f"keep advertising under {group!r}",
-            )
-            continue
-        for name in names:
-            if name not in new.entry_points[group]:
-                ctx.emit(
-                    "PL003",
-                    f"entry-point:{group}:{name}",
-                    old=name,
-                    new="",
-                    at=(new.file, 1),
-                    was=(old.file, old.lines.get(name, 1)),
-                    why=f"recipes and tools that name {name!r} fail",
-                    fix=f"keep {name!r} as a second entry point",
-                )

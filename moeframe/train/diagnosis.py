@@ -13,6 +13,7 @@ from moeframe.config.load import load_recipe
 from moeframe.config.schema import WatchdogConfig
 from moeframe.errors import MoeframeError, UserInputError
 from moeframe.protocols.stall import Stall, StalledRank
+from moeframe.train.resume import holder
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import complete_steps, go_on
 from moeframe.train.watchdog import limits_of, raised_in
@@ -66,23 +67,48 @@ def diagnose(path: Path) -> Diagnosis:
     interrupted = None if recorded is not None else _interrupted(run_dir, known, raised)
     if interrupted is not None:
         return _diagnosis("finished", known, None, [interrupted], problems)
-    if not views and recorded is None:
+    launcher_end = _launcher_end(run_dir, known)
+    if not views and recorded is None and not launcher_end:
         why = "; ".join(problems) or "no rank has started, or the run was made by moeframe 0.1"
         raise UserInputError(f"{path} holds no beacon that can be read: {why}.")
     limits, trouble = _limits(run_dir)
     problems += trouble
     if recorded is not None:
         return _diagnosis("wrong", known, recorded, _recorded_lines(path, recorded, problems), problems)
-    world_size = max(view.world_size for view in known)
-    if all(view.state == "finished" for view in known) and len(known) == world_size:
+    world_size = max((view.world_size for view in known), default=0) or _world_size(run_dir)
+    if known and all(view.state == "finished" for view in known) and len(known) == world_size:
         return _diagnosis("finished", known, None, [_ended(run_dir)], problems)
-    if _is_wrong(known, limits, world_size):
-        stall: Stall = judge(known, world_size=world_size, go_on=go_on(run_dir.checkpoints))
+    if not known or _is_wrong(known, limits, world_size):
+        stall: Stall = judge(
+            known,
+            world_size=world_size,
+            began=run_dir.recipe_file.stat().st_mtime,
+            go_on=go_on(run_dir.checkpoints),
+            launcher_end=launcher_end,
+        )
         return _diagnosis("wrong", known, stall.as_json(), report_lines(stall), problems)
     table = [view.row() for view in known]
     unseen = sorted(set(range(world_size)) - {view.rank for view in known})
     words = f"no beacon of {ranks_text(unseen)} can be read; the others move" if unseen else "every rank moves"
     return _diagnosis("running", known, None, [*table_lines(table, shown=64), words], problems)
+
+
+def _launcher_end(run_dir: RunDirectory, views: Sequence[RankView]) -> str:
+    """Return how the process has ended that started the ranks, "" where it has not, or ended as it should.
+
+    Of another machine only its silence is known, and that of its ranks.
+    """
+    found = holder(run_dir)
+    if found is None or not found.launches:
+        return ""
+    ends = {"dead": "was killed or has crashed", "unknown": "or its machine has gone" if views else ""}
+    end = ends.get(found.health, "")
+    return f"`moeframe run` ({found}) {end}" if end else ""
+
+
+def _world_size(run_dir: RunDirectory) -> int:
+    launch = load_recipe(run_dir.recipe_file).recipe.launch
+    return launch.nnodes * launch.nproc_per_node
 
 
 def _ended(run_dir: RunDirectory) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
 from moeframe.train.run_directory import RunDirectory, cannot_write
 from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
-from moeframe.watch.stall import StallDirectory
+from moeframe.watch.processes import Health, health, machine, start_ticks
+from moeframe.watch.stall import StallDirectory, read_json
 
-__all__ = ["LATEST", "Opened", "locked", "open_run", "prepare"]
+__all__ = ["LATEST", "Holder", "Opened", "holder", "locked", "open_run", "prepare"]
 
 LATEST = "latest"
 
@@ -74,10 +75,10 @@ def open_run(recipe: Recipe, resume: str | None, world: World) -> Opened:
     return Opened(run_dir=run_dir, step=steps[-1])
 
 
-def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
-    """Write the recipe of this start, and remove reports, beacons and half checkpoints of an earlier one.
+def prepare(run_dir: RunDirectory, recipe: Recipe, plugins: Sequence[str]) -> None:
+    """Write the recipe of this start and its plugins that are not installed; remove what an earlier start has left.
 
-    A verdict of an earlier one stays as `stall-<n>/`.
+    That is reports, beacons and half checkpoints. A verdict of an earlier one stays as `stall-<n>/`.
 
     Only whoever holds the directory may do this (`locked`): half a checkpoint may be one that a running job writes.
 
@@ -90,6 +91,7 @@ def prepare(run_dir: RunDirectory, recipe: Recipe) -> None:
             if not (half / COMPLETE).is_file():
                 shutil.rmtree(half)
         run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
+        run_dir.write_json(run_dir.launch_file.name, {"plugins": list(plugins)})
         words = [run_dir.path / "summary.json", run_dir.ended_file, *run_dir.log_dir.glob("failure-rank-*")]
         for stale in [*words, *(run_dir.path / "beacons").glob("*")]:
             stale.unlink(missing_ok=True)
@@ -173,36 +175,74 @@ def _fields(section: str, mine: dict[str, Any], theirs: dict[str, Any]) -> dict[
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The process that holds a run directory. `launches`: it has started the ranks, and is none itself."""
+
+    pid: int
+    start_ticks: int
+    host: str
+    machine: str
+    launches: bool
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def health(self) -> Health:
+        """How it does; unknown on another machine, and after this one was started again."""
+        return health(self.pid, self.start_ticks) if self.machine == machine() else "unknown"
+
+
+def holder(run_dir: RunDirectory) -> Holder | None:
+    """Return who holds a run directory, or was ended while it did; None where nobody does."""
+    found = read_json(run_dir.path / "lock")
+    try:
+        return Holder(**found)
+    except TypeError:  # none, or of another version
+        return None
+
+
 @contextmanager
-def locked(run_dir: RunDirectory) -> Iterator[None]:
-    """Hold the run directory for this job.
+def locked(run_dir: RunDirectory, *, launches: bool = False) -> Iterator[None]:
+    """Hold the run directory for this job; `launches`: this process starts its ranks.
 
     Raises:
         UserInputError: another job holds it, or it cannot be written.
         JobFailedError: the disk is full.
     """
     try:
-        file = _hold(run_dir.path / "lock")
+        file = _hold(run_dir, launches=launches)
     except OSError as error:
         raise cannot_write(f"the run directory {run_dir.path} cannot be written", error) from error
     with file:
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)  # which a full disk allows, too
 
 
-def _hold(path: Path) -> TextIO:
+def _hold(run_dir: RunDirectory, *, launches: bool) -> TextIO:
     """Return the open file that is the lock."""
+    own = Holder(
+        pid=os.getpid(),
+        start_ticks=start_ticks(os.getpid()),
+        host=socket.gethostname(),
+        machine=machine(),
+        launches=launches,
+    )
     with ExitStack() as stack:
-        file = stack.enter_context(path.open("a+", encoding="utf-8"))
+        file = stack.enter_context((run_dir.path / "lock").open("a+", encoding="utf-8"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
             raise UserInputError(
-                f"another job is writing to {path.parent} ({file.read().strip() or 'unknown process'}). "
+                f"another job is writing to {run_dir.path} ({holder(run_dir) or 'unknown process'}). "
                 f"Wait for it or end it, or start a new run without --resume."
             ) from error
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.write(json.dumps(asdict(own)) + "\n")
         file.flush()
         stack.pop_all()
         return file

@@ -84,7 +84,7 @@ class RunDirectory:
 
     @property
     def launch_file(self) -> Path:
-        """How the job was started: plugins that are not installed, and the process that started its ranks."""
+        """With which plugins that are not installed the job was started."""
         return self.path / "launch.json"
 
     @property

@@ -64,8 +64,8 @@ def start(composition: Composition, plugins: Sequence[str], resume: str | None =
         raise UserInputError(f"launch.device is 'cuda', but {missing} Or use launch.device=cpu.")
     opened = open_run(recipe, resume, world)
     run_dir = opened.run_dir
-    with locked(run_dir):
-        prepare(run_dir, recipe)
+    with locked(run_dir, launches=True):
+        prepare(run_dir, recipe, plugins)
         print(headline(composition, opened))
         command = [sys.executable, "-m", "moeframe.train.rank", str(run_dir.path), str(opened.step), *plugins]
         outcome = _watched(command, recipe, run_dir, plugins)
@@ -240,7 +240,7 @@ def _join(composition: Composition, world: World, plugins: Sequence[str], resume
             held = locked(opened.run_dir)
             _on_rank_0(world, held.__enter__)
             try:
-                _on_rank_0(world, lambda: prepare(opened.run_dir, recipe))
+                _on_rank_0(world, lambda: prepare(opened.run_dir, recipe, plugins))
                 if world.rank == 0:
                     print(headline(composition, opened), flush=True)
                 if recipe.watchdog.enabled and world.local_rank == 0:

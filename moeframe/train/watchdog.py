@@ -1,14 +1,15 @@
 """The watchdog of a job: in the process that started it, or beside local rank 0 under torchrun and Slurm. No torch.
 
-Run as ``python -m moeframe.train.watchdog RUN_DIR WORLD_SIZE FIRST_RANK PID:TICKS,... [PLUGIN ...]``.
+Run as ``python -m moeframe.train.watchdog RUN_DIR WORLD_SIZE FIRST_RANK LAUNCHER PID:TICKS,... [PLUGIN ...]``, with
+the launcher as PID:TICKS, too.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from moeframe.train.failure import read_failures
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import go_on
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
-from moeframe.watch.processes import Process
+from moeframe.watch.processes import Process, start_ticks
 from moeframe.watch.stall import StallDirectory
 from moeframe.watch.table import verdict_text
 from moeframe.watch.view import Raised
@@ -72,8 +73,12 @@ def monitor(
     ranks: Collection[int],
     world_size: int,
     judges_deaths: bool,
+    launcher: Process | None = None,
 ) -> Monitor:
-    """Return the watchdog of some ranks; `judges_deaths`: also of a rank that dies, which nobody else notices."""
+    """Return the watchdog of some ranks; `judges_deaths`: also of a rank that dies, which nobody else notices.
+
+    `launcher` is the process that started them, None where that is this one.
+    """
 
     def tell(stall: Stall, lines: list[str]) -> None:
         if stall.kind != "rank_raised":  # which is told with its traceback
@@ -94,6 +99,7 @@ def monitor(
         raised=lambda: raised_in(run_dir.log_dir),
         tell=tell,
         go_on=lambda: go_on(run_dir.checkpoints),
+        launcher=launcher,
     )
 
 
@@ -129,7 +135,8 @@ def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], pr
     """
     first = world.rank - world.local_rank
     local = processes[first : first + world.local_world_size]
-    numbers = [str(world.world_size), str(first), ",".join(f"{pid}:{ticks}" for pid, ticks in local)]
+    launcher = os.getppid(), start_ticks(os.getppid())
+    numbers = [str(world.world_size), str(first), _text(launcher), ",".join(map(_text, local))]
     with (run_dir.log_dir / f"watchdog-{first}.log").open("ab") as log:
         subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "moeframe.train.watchdog", str(run_dir.path), *numbers, *plugins],
@@ -139,6 +146,11 @@ def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], pr
         )
 
 
+def _text(process: Process) -> str:
+    pid, ticks = process
+    return f"{pid}:{ticks}"
+
+
 def _process(text: str) -> Process:
     pid, _, ticks = text.partition(":")
     return int(pid), int(ticks)
@@ -146,7 +158,7 @@ def _process(text: str) -> Process:
 
 def main(arguments: Sequence[str]) -> int:
     """Watch the ranks of this node until none is left."""
-    path, world_size, first, local, *plugins = arguments
+    path, world_size, first, launcher, local, *plugins = arguments
     logging.basicConfig(format="%(asctime)s watchdog %(levelname)s: %(message)s", stream=sys.stdout, level=logging.INFO)
     run_dir = RunDirectory(Path(path))
     try:
@@ -155,11 +167,19 @@ def main(arguments: Sequence[str]) -> int:
         logger.exception("the recipe of the run cannot be read")
         return 1
     processes = {int(first) + number: _process(text) for number, text in enumerate(local.split(","))}
-    watch = monitor(run_dir, recipe, plugins, ranks=processes, world_size=int(world_size), judges_deaths=True)
+    watch = monitor(
+        run_dir,
+        recipe,
+        plugins,
+        ranks=processes,
+        world_size=int(world_size),
+        judges_deaths=True,
+        launcher=_process(launcher),
+    )
     watch.know(processes)
     try:
         while True:
-            time.sleep(watch.every_s)
+            watch.wait()
             if watch.poll():
                 watch.end_ranks()
             if watch.over():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from moeframe.protocols.stall import RankState, Stall
 from moeframe.watch.beacon import beacon_file, stack_file
@@ -26,6 +27,8 @@ _GRACE_S: Final = 4.0
 """A rank that loses a peer gets this long to report and end by itself."""
 _FLUSH_S: Final = 10.0
 """How often beacons are handed to the file system, for who reads them on another machine."""
+_ENDS_S: Final = 0.05
+"""How often to look whether a process has ended."""
 _STARTED_S: Final = 30.0
 """The beacons of a node appear together; one that is not there by then will not come once all others have gone."""
 
@@ -74,6 +77,7 @@ class Monitor:
         raised: reads what ranks have reported.
         tell: called once with each verdict that this monitor reaches and its lines for people, after it was written.
         go_on: says where a job that has ended can go on from.
+        launcher: the process that started the ranks, whose end is theirs; None where that is this one.
     """
 
     def __init__(  # noqa: PLR0913  by name, each given once
@@ -88,6 +92,7 @@ class Monitor:
         raised: Callable[[], list[Raised]],
         tell: Callable[[Stall, list[str]], None],
         go_on: Callable[[], str] = lambda: "",
+        launcher: Process | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._ranks = sorted(ranks)
@@ -98,6 +103,8 @@ class Monitor:
         self._raised = raised
         self._tell = tell
         self._go_on = go_on
+        self._launcher = launcher
+        self._ended_first: Literal["", "rank", "launcher"] = ""
         self._stall = StallDirectory(run_dir=run_dir)
         self._processes: dict[int, Process] = {}
         self._moved: dict[int, tuple[int, float]] = {}
@@ -156,6 +163,29 @@ class Monitor:
             return False
         return len(self._processes) == len(self._ranks) or time.monotonic() - self._began > _STARTED_S
 
+    def wait(self) -> None:
+        """Wait until it is time to poll: shorter when a process ends, of which the first one counts."""
+        until = time.monotonic() + self.every_s
+        while time.monotonic() < until:
+            time.sleep(_ENDS_S)
+            if not self._ended_first and self._see_ends():
+                return
+
+    def _see_ends(self) -> bool:
+        """Note what ends first. A launcher that is killed takes its ranks with it; else it ends well after a rank."""
+        if self._launcher is not None and health(*self._launcher) == "dead":
+            self._ended_first = "launcher"
+        elif any(health(*process) == "dead" for process in self._processes.values()):
+            self._ended_first = "rank"
+        return bool(self._ended_first)
+
+    def _launcher_end(self) -> str:
+        """Return how the launcher has ended, in words, where that ended the ranks."""
+        if self._launcher is None or self._ended_first != "launcher":
+            return ""
+        process = f"process {self._launcher[0]} on {socket.gethostname()}"
+        return f"the launcher of the ranks ({process}) was killed or has crashed"
+
     def _reason(self, views: Sequence[RankView]) -> str | None:
         """Return why something is wrong with the ranks of this node; None: nothing is."""
         now = time.monotonic()
@@ -198,7 +228,12 @@ class Monitor:
         views = known_views(self._run_dir, self._raised(), ended_by or {}, silent=silent)
         began = time.time() - (time.monotonic() - self._began)
         stall = judge(
-            views, world_size=self._world_size, began=began, go_on=self._go_on(), processes=self._stall.states()
+            views,
+            world_size=self._world_size,
+            began=began,
+            go_on=self._go_on() if self._stop else "",  # else it does
+            processes=self._stall.states(),
+            launcher_end=self._launcher_end(),
         )
         lines = self._stall.judge_with(stall)
         self._reported = {view.rank: view.moment.count for view in views}

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
+from moeframe.debug.streams import StreamProgress
 from moeframe.trace import Place
-from moeframe.watch.beacon import DeviceState
+from moeframe.watch.device import DeviceState
 from moeframe.watch.record import compact
 
 __all__ = ["DeviceProgress", "TorchProbe", "on_compiling"]
@@ -97,16 +98,22 @@ class TorchProbe:
 
     Args:
         device: of this rank; on a GPU every event of the trace gets one of the device's.
+        fused: whether the dispatcher's own kernels communicate. Its library may then wait on the host and keep the
+            interpreter, so that no thread polls events: the device itself writes how far it is.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._progress: DeviceProgress | None = None
+    def __init__(self, device: torch.device, *, fused: bool = False) -> None:
+        self._progress: DeviceProgress | StreamProgress | None = None
         if device.type == "cuda":
-            number = torch._C._cuda_getCurrentRawStream  # noqa: SLF001  a tenth of the time of current_stream()
+            raw = torch._C._cuda_getCurrentRawStream  # noqa: SLF001  a tenth of the time of current_stream()
             index = device.index
-            self._progress = DeviceProgress(
-                torch.cuda.Event, lambda: int(number(index)), lambda: torch.cuda.current_stream(index)
-            )
+
+            def number() -> int:
+                return int(raw(index))
+
+            self._progress = StreamProgress.of(number) if fused else None
+            if self._progress is None:
+                self._progress = DeviceProgress(torch.cuda.Event, number, lambda: torch.cuda.current_stream(index))
 
     def passed(self, number: int, place: Place) -> int:
         """Note that all work of a phase was launched; returns the stream, 0 on a CPU."""
@@ -115,6 +122,10 @@ class TorchProbe:
     def device(self) -> DeviceState | None:
         """Return how far the device is, as `DeviceProgress.running`; None on a CPU."""
         return None if self._progress is None else self._progress.running()
+
+    def record(self) -> int | None:
+        """Return the descriptor of the record that the device writes; None where it does not."""
+        return self._progress.descriptor if isinstance(self._progress, StreamProgress) else None
 
     def groups(self) -> list[dict[str, Any]]:
         """Return for each process group of this rank: name, description, ranks, number of collectives launched."""

@@ -89,8 +89,8 @@ def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int
         if recipe.train.compile:
             on_compiling(beacon.compiling)
         with assemble(loaded, plugins=plugins) as job:
-            beacon.probe(TorchProbe(job.meshes.device))
             beacon.fused = job.composition.dispatcher.traits.fused
+            beacon.probe(TorchProbe(job.meshes.device, fused=beacon.fused))
             try:
                 return _run(run_dir, job, beacon, resume_step)
             except (Exception, CheckpointException, KeyboardInterrupt) as error:

@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from moeframe import trace
 from moeframe.errors import JobFailedError
 from moeframe.trace import Place
+from moeframe.watch.device import DeviceState
 from moeframe.watch.processes import machine, start_ticks
 from moeframe.watch.record import (
     MOMENT_SIZE,
@@ -40,7 +40,6 @@ __all__ = [
     "PULSE_S",
     "STACK_SIGNAL",
     "Beacon",
-    "DeviceState",
     "Probe",
     "beacon_file",
     "flight_file",
@@ -60,20 +59,6 @@ _STEPS: Final = 32
 """Steps of which the median is taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceState:
-    """How far a device is. `done`: the last number given to `Probe.passed` whose work it has finished.
-
-    `place`: the phase that it runs, with its `number`, and when all work of that phase was launched, seconds since the
-    epoch; None where it has finished all that was launched.
-    """
-
-    done: int
-    number: int = 0
-    place: Place | None = None
-    launched: float = 0.0
-
-
 class Probe(Protocol):
     """What torch can tell of a rank without the rank's main thread. All but `passed` run on the pulse."""
 
@@ -85,6 +70,9 @@ class Probe(Protocol):
 
     def device(self) -> DeviceState | None:
         """Return how far the device is; None on a CPU."""
+
+    def record(self) -> int | None:
+        """Return the descriptor of a `StreamRecord` that the device writes; None where it does not."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Return for every process group its name, ranks, and the collectives launched and finished."""
@@ -248,6 +236,7 @@ class Beacon:
         values: dict[str, Any] = {"at": time.monotonic(), "count": self._count, "fused": self.fused}
         if self._probe is not None:
             values["groups"] = groups = self._probe.groups()
+            values["record"] = self._probe.record()
             done = self._probe.device()
             if done is not None:
                 place = None if done.place is None else place_fields(done.place)

@@ -149,11 +149,15 @@ def _late(view: RankView, known: Mapping[int, RankView]) -> Iterator[int]:
 
 
 def _presumed(view: RankView, known: Mapping[int, RankView]) -> Iterator[Launched]:
-    """Yield the last collective of each group where others are behind, for a rank that could not look by itself."""
-    if view.collectives is not None:
+    """Yield the last collective of each group where others are behind, for a rank that could not look by itself.
+
+    What deaf ranks have launched is not known: their pulses are of earlier moments, each of another.
+    """
+    if view.collectives is not None or view.deaf:
         return
     for group in view.groups:
-        counts = [known[rank].launched(group.name) for rank in group.ranks if rank in known]
+        others = [known[rank] for rank in group.ranks if rank in known]
+        counts = [other.launched(group.name) for other in others if not other.deaf]
         if group.launched and any(count is not None and count < group.launched for count in counts):
             yield Launched(
                 group=group.name,

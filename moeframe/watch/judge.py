@@ -327,7 +327,8 @@ def _in_backends(views: Sequence[RankView]) -> _Found | None:
     """Judge by ranks that are in a call or a kernel which waits for no other rank, as far as is known."""
     stuck = [view for view in views if view.in_kernel and not (view.fused and view.in_dispatcher)]
     if stuck:
-        return "backend_stuck", stuck, f"{_each(stuck)}: the GPU does not finish it, and is in no collective of torch"
+        known = "" if any(view.deaf for view in stuck) else ", and is in no collective of torch"
+        return "backend_stuck", stuck, f"{_each(stuck)}: the GPU does not finish it{known}"
     inside = [view for view in views if view.in_dispatcher]
     if inside:
         cause = f"{_each(inside)}: the dispatcher does not return, and no collective of torch is pending in it"
@@ -341,4 +342,10 @@ def _silent(views: Sequence[RankView]) -> _Found:
     stuck = _in_backends(there)
     if stuck is not None:
         return stuck
+    deaf = [view for view in there if view.deaf]
+    if deaf:
+        least = min(view.progress for view in deaf)
+        behind = [view for view in deaf if view.progress == least]
+        kind: StallKind = "backend_stuck" if behind[0].fused else "all_idle"
+        return kind, behind, f"{_each(behind)}: native code holds the interpreter, and no Python thread runs"
     return "all_idle", there, f"no rank moves, and none waits in a collective ({_each(there)})"

@@ -19,6 +19,7 @@ from moeframe.trace import Phase, Place
 
 __all__ = [
     "MOMENT_SIZE",
+    "PLACE_SIZE",
     "SIZE",
     "VERSION",
     "BeaconError",
@@ -37,6 +38,7 @@ __all__ = [
     "read_header",
     "read_moment",
     "read_pulse",
+    "unpack_place",
 ]
 
 VERSION: Final = 1
@@ -44,6 +46,7 @@ _MAGIC: Final = b"moeframe-beacon\0"
 _HEADER: Final = struct.Struct("<16sII")  # magic, version, length of the JSON behind it
 _HEADER_SIZE: Final = 1024
 _PLACE: Final = struct.Struct("<iiiiBB")
+PLACE_SIZE: Final = _PLACE.size
 _MOMENT: Final = struct.Struct("<QdqdIQBB")  # two places follow
 _BODY_SIZE: Final = _MOMENT.size + 2 * _PLACE.size
 _CRC: Final = struct.Struct("<I")
@@ -175,8 +178,8 @@ def pack_moment(  # noqa: PLR0913, PLR0917  runs at every span: no object is mad
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def _read_place(data: bytes, offset: int) -> Place:
-    """Raises IndexError where the phase is one of a newer version."""
+def unpack_place(data: bytes, offset: int) -> Place:
+    """Return the place whose bytes begin at an offset. Raises IndexError where its phase is of a newer version."""
     step, micro_batch, stage, layer, phase, backward = _PLACE.unpack_from(data, offset)
     return Place(
         step=step,
@@ -212,8 +215,8 @@ def read_moment(data: bytes) -> Moment | None:
             median_step_s=median,
             steps=steps,
             passed=passed,
-            place=_read_place(body, _MOMENT.size),
-            finished=_read_place(body, _MOMENT.size + _PLACE.size),
+            place=unpack_place(body, _MOMENT.size),
+            finished=unpack_place(body, _MOMENT.size + _PLACE.size),
             event=_EVENTS[event],
             life=_LIVES[life],
         )

@@ -11,6 +11,8 @@ from typing import Any
 from moeframe.protocols.stall import RankState, StalledRank
 from moeframe.trace import Place
 from moeframe.watch.crash import Crash
+from moeframe.watch.device import DeviceState, read_stream_record
+from moeframe.watch.processes import machine, start_ticks
 from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
 
 __all__ = ["Group", "Launched", "Raised", "RankView", "interrupted", "read_view", "read_views"]
@@ -76,10 +78,10 @@ class RankView:
     """Everything that is known of a rank. Times are seconds since the epoch on the rank's own host.
 
     `still_s`: how long it has not moved. `collectives`: the last ones of every group, oldest first; None where the rank
-    could not look (it writes them when it stands still). `device`: the phase that its GPU has not finished; None when
-    it has finished all that was launched, and where the rank moved after it last looked. `device_number`: of the end of
-    that phase; `device_launched`: when all its work was launched. `deaf`: its pulse has stopped although its process
-    runs: no Python thread of it gets to run. `raised`: its own report.
+    has not looked since it moved (it looks when it stands still). `device`: the phase that its GPU has not finished;
+    None when it has finished all that was launched, and where nobody has looked since the rank moved.
+    `device_number`: of the end of that phase; `device_launched`: when all its work was launched. `deaf`: its pulse has
+    stopped although its process runs: no Python thread of it gets to run. `raised`: its own report.
     """
 
     rank: int
@@ -140,8 +142,11 @@ class RankView:
 
     @property
     def in_kernel(self) -> bool:
-        """Whether its GPU is in a phase that does not end, and in no collective that torch knows."""
-        return self.device is not None and self.collectives is not None and not self.reached
+        """Whether its GPU is in a phase that does not end, and in no collective that torch knows.
+
+        Of a deaf rank nobody knows the collectives; its GPU is in that phase all the same.
+        """
+        return self.device is not None and (self.collectives is not None or self.deaf) and not self.reached
 
     @property
     def exchanging(self) -> bool:
@@ -203,8 +208,9 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
     pulse = read_pulse(data) or {}
     since = _wall(header, moment.at)
     states: dict[str, RankState] = {"finished": "finished", "failed": "failed"}
-    collectives = pulse.get("collectives")
-    device: dict[str, Any] = pulse["device"] if "device" in pulse and pulse["at"] >= moment.at else {"place": None}
+    current = bool(pulse) and pulse["at"] >= moment.at
+    collectives = pulse.get("collectives") if current else None
+    device = _device_state(header, pulse, current=current)
     return RankView(
         rank=header["rank"],
         world_size=header["world_size"],
@@ -218,9 +224,9 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
         still_s=max(0.0, now - since),
         groups=tuple(_group(values) for values in pulse.get("groups", ())),
         collectives=None if collectives is None else tuple(_launched(values) for values in collectives),
-        device=_device(device["place"]),
-        device_number=device.get("number", 0),
-        device_launched=device.get("launched", 0.0),
+        device=device.place,
+        device_number=device.number,
+        device_launched=device.launched,
         alive_at=max(since, _wall(header, pulse["at"])) if pulse else since,
         deaf=bool(pulse) and now - _wall(header, pulse["at"]) > _DEAF_S,
         fused=bool(pulse.get("fused")),
@@ -249,11 +255,19 @@ def _wall(header: Mapping[str, Any], monotonic: float) -> float:
     return wall
 
 
-def _device(values: Sequence[Any] | None) -> Place | None:
-    if values is None:
-        return None
-    step, micro_batch, stage, layer, phase, direction = values
-    return Place(step=step, micro_batch=micro_batch, stage=stage, layer=layer, phase=phase, direction=direction)
+def _device_state(header: Mapping[str, Any], pulse: Mapping[str, Any], *, current: bool) -> DeviceState:
+    """Return what the device writes itself, where that can be read; else what the rank's last pulse says of it."""
+    descriptor, pid = pulse.get("record"), header["pid"]
+    if descriptor is not None and header["machine"] == machine() and start_ticks(pid) == header["start_ticks"]:
+        found = read_stream_record(pid, descriptor)
+        if found is not None:
+            return found
+    values = pulse.get("device") if current else None
+    if values is None or values["place"] is None:
+        return DeviceState(done=0)
+    step, micro_batch, stage, layer, phase, direction = values["place"]
+    place = Place(step=step, micro_batch=micro_batch, stage=stage, layer=layer, phase=phase, direction=direction)
+    return DeviceState(done=values["done"], number=values["number"], place=place, launched=values["launched"])
 
 
 def _group(values: Mapping[str, Any]) -> Group:

@@ -8,7 +8,7 @@ import torch
 
 from moeframe.debug.probes import DeviceProgress, TorchProbe
 from moeframe.trace import Place
-from moeframe.watch.beacon import DeviceState
+from moeframe.watch.device import DeviceState
 
 
 class Event:

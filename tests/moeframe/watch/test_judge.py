@@ -173,6 +173,30 @@ def test_a_rank_that_runs_no_python_is_told_from_one_that_does() -> None:
     assert "native code holds the interpreter" in verdict(waiting(0), waiting(1), late, waiting(3)).cause
 
 
+def test_ranks_that_run_no_python_are_judged_by_what_their_devices_say() -> None:
+    """Both wait on the host, in the next layer, for a kernel of rank 1 that does not end."""
+    next_layer = moment(replace(AT, layer=4, phase="attend"), passed=99)
+    deaf = {"moment": next_layer, "collectives": None, "deaf": True, "fused": True, "device_launched": 1000.0}
+    late = {"device": replace(AT, phase="combine"), "device_number": 97}
+    stuck = {"device": replace(AT, phase="experts"), "device_number": 95}
+    views = [replace(rank(0, launched=10), **deaf, **late), replace(rank(1, launched=11), **deaf, **stuck)]
+    group = Group(name="3", what="ep", ranks=(0, 1), launched=0)
+    views = [replace(view, groups=(*view.groups, group)) for view in views]
+    stall = verdict(*views, world_size=2)
+    assert (stall.kind, stall.ranks, stall.layer, stall.phase) == ("backend_stuck", (1,), 3, "experts")
+    assert "the GPU does not finish it" in stall.cause
+
+
+def test_where_no_device_is_known_ranks_that_run_no_python_do_not_accuse_each_other() -> None:
+    """Their last pulses are of different moments: that one has launched fewer collectives says nothing."""
+    deaf = {"moment": moment(replace(AT, phase="attend")), "collectives": None, "deaf": True, "fused": True}
+    views = [replace(rank(number, launched=10 + number), **deaf) for number in (0, 1)]
+    stall = verdict(*views, world_size=2)
+    assert (stall.kind, stall.ranks) == ("backend_stuck", (0, 1))
+    assert "native code holds the interpreter" in stall.cause
+    assert verdict(*[replace(view, fused=False) for view in views], world_size=2).kind == "all_idle"
+
+
 def test_without_a_close_look_the_counters_say_who_is_behind() -> None:
     views = [rank(number, launched=11 if number != 1 else 10) for number in range(4)]
     views = [replace(view, collectives=None, moment=moment(replace(AT, phase="experts"))) for view in views]

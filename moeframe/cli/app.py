@@ -215,12 +215,18 @@ def _test_plugin(
     ] = None,
     plugin: PluginOption = None,
     *,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print every failure, not only the first of those that are alike.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the conformance kit of a backend's kind on it."""
+    """Run the conformance kit of a backend's kind on it; what failed is summed up by causes.
+
+    Exit code: 0 every check is good, 1 one failed, 2 refused, 3 none could be run.
+    """
     from moeframe.cli.conformance import conformance
 
-    raise typer.Exit(conformance(name, kind, _plugins(context, plugin), as_json=as_json))
+    raise typer.Exit(conformance(name, kind, _plugins(context, plugin), every=every, as_json=as_json))
 
 
 _bench_app = typer.Typer(help="Time a composition on this machine's GPUs.", no_args_is_help=True, rich_markup_mode=None)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import typer
 
+from moeframe.cli.progress import ProgressLine
+from moeframe.cli.wrapping import for_reader
+from moeframe.config.misfit import counted
 from moeframe.config.substitutes import sentences
 from moeframe.errors import PluginError, UnknownOfferError
 from moeframe.hooks.catalog import Catalog, unusable_reasons
 from moeframe.hooks.manager import build_plugin_manager
 from moeframe.hooks.offers import Offer
+from moeframe.verify.alike import Causes
 from moeframe.verify.kits import KITS, Outcome, run_kit
 
 __all__ = ["conformance"]
@@ -21,13 +26,16 @@ _RANKS: Final = 4
 _NOT_ALL: Final = 3
 
 
-def conformance(name: str, kind: str | None, plugins: Sequence[str] = (), *, as_json: bool = False) -> int:
-    """Run the kit of an offer, print a line for each check, and return 0, 1 when one failed, 3 when none could run.
+def conformance(
+    name: str, kind: str | None, plugins: Sequence[str] = (), *, every: bool = False, as_json: bool = False
+) -> int:
+    """Run the kit of an offer, print what came of it, and return 0, 1 when a check failed, 3 when none could run.
 
     Args:
         name: of the offer.
         kind: of the offer; None: the one kind that has a kit and an offer of that name.
         plugins: modules of plugins that nobody installed.
+        every: print a line for each failure; without it, for the first of those that are alike.
         as_json: print one JSON document in place of the lines.
 
     Raises:
@@ -38,18 +46,42 @@ def conformance(name: str, kind: str | None, plugins: Sequence[str] = (), *, as_
     reasons = unusable_reasons(offer, device_kind=device)
     if reasons:
         raise PluginError(f"{offer.kind} {name!r} cannot be tested here: {sentences(reasons)}")
-    found: list[Outcome] = []
+    found, causes = [], Causes()
+    progress = ProgressLine(sys.stderr, terminal_only=True)
     for outcome in run_kit(offer, device=device, most_ranks=_most_ranks(device)):
         found.append(outcome)
-        if not as_json:
-            typer.echo(_line(outcome))
-    failed, done = (sum(one.verdict == verdict for one in found) for verdict in ("FAILED", "ok"))
+        progress.clear()
+        cause = causes.add(outcome) if outcome.verdict == "FAILED" else None
+        if not as_json and (every or cause is None or len(cause.outcomes) == 1):
+            typer.echo(_line(outcome, "" if cause is None else f"{cause.number}. "))
+        progress.show(f"{counted(len(found), 'check')} after {{time}}, {_failed(found)} failed")
+    progress.clear()
     if as_json:
-        typer.echo(json.dumps(_data(offer, device, found), indent=2))
+        typer.echo(json.dumps(_data(offer, device, found, causes), indent=2))
     else:
-        left_out = len(found) - failed - done
-        typer.echo(f"{offer.kind} {name!r} on {device}: {done} ok, {failed} failed, {left_out} left out")
-    return 1 if failed else 0 if done else _NOT_ALL
+        for line in _summary(offer, device, found, causes, every=every):
+            typer.echo(for_reader(line, sys.stdout))
+    return 1 if causes else 0 if any(one.verdict == "ok" for one in found) else _NOT_ALL
+
+
+def _summary(offer: Offer, device: str, found: Collection[Outcome], causes: Causes, *, every: bool) -> Iterator[str]:
+    """Yield what failed, by causes, and how many checks came out in which way."""
+    good_on = {one.ranks for one in found if one.verdict == "ok"}
+    if causes:
+        yield ""
+        yield "What is wrong, in the order to look at it (an early one is often the cause of a later one):"
+        for cause in causes:
+            yield from (f"  {line}" for line in cause.lines(good_on))
+        hidden = "" if every else "--all shows every failure, "
+        yield f"  ({hidden}--json the tracebacks of all ranks)"
+        yield ""
+    failed, done = _failed(found), sum(one.verdict == "ok" for one in found)
+    left_out = len(found) - failed - done
+    yield f"{offer.kind} {offer.name!r} on {device}: {done} ok, {failed} failed, {left_out} left out"
+
+
+def _failed(found: Collection[Outcome]) -> int:
+    return sum(one.verdict == "FAILED" for one in found)
 
 
 def _offer(catalog: Catalog, name: str, kind: str | None) -> Offer:
@@ -79,12 +111,13 @@ def _most_ranks(device: str) -> int:
     return max(1, min(_RANKS, torch.cuda.device_count()))
 
 
-def _line(outcome: Outcome) -> str:
-    message = f"  {outcome.message}" if outcome.message else ""
+def _line(outcome: Outcome, number: str) -> str:
+    message = f"  {number}{outcome.message}" if outcome.message else ""
     return f"{outcome.check:<42} {outcome.ranks} rank{'s' if outcome.ranks > 1 else ' '}  {outcome.verdict}{message}"
 
 
-def _data(offer: Offer, device: str, found: Sequence[Outcome]) -> dict[str, Any]:
+def _data(offer: Offer, device: str, found: Collection[Outcome], causes: Causes) -> dict[str, Any]:
+    number = {id(one): cause.number for cause in causes for one in cause.outcomes}
     return {
         "kind": offer.kind,
         "name": offer.name,
@@ -95,7 +128,18 @@ def _data(offer: Offer, device: str, found: Sequence[Outcome]) -> dict[str, Any]
                 "ranks": one.ranks,
                 "verdict": one.verdict.lower(),
                 "message": one.message or None,
+                "cause": number.get(id(one)),
+                "details": one.details or None,
             }
             for one in found
+        ],
+        "causes": [
+            {
+                "number": cause.number,
+                "message": cause.message,
+                "raised_at": cause.outcomes[0].where or None,
+                "checks": len(cause.outcomes),
+            }
+            for cause in causes
         ],
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import typer
 
+from moeframe.cli.progress import ProgressLine
 from moeframe.config.load import read_recipe
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
@@ -35,9 +35,13 @@ def verify_recipe(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]
     offered = Catalog(build_plugin_manager(plugins, wanted=loaded.backends))  # the reference is no one's to name
     composition, notes = compose_to_prove(loaded, offered)
     catalog = Catalog(build_plugin_manager([*plugins, MODULE], wanted=loaded.backends))
-    line = _ProgressLine(sys.stderr)
+    line = ProgressLine(sys.stderr)
+
+    def show(done: int, total: int, what: str) -> None:
+        line.show(f"verify {done}/{total} after {{time}}: {what}")
+
     try:
-        verdict = verify(composition, catalog, plugins=plugins, notes=notes, progress=line.show)
+        verdict = verify(composition, catalog, plugins=plugins, notes=notes, progress=show)
     finally:
         line.clear()
     if as_json:
@@ -46,29 +50,3 @@ def verify_recipe(recipe: Path, overrides: Sequence[str], plugins: Sequence[str]
         width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
         typer.echo("\n".join(verdict.lines(width)))
     return verdict.exit_code
-
-
-class _ProgressLine:
-    """One live line on a terminal, elsewhere a line for each job."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
-        self._started = time.monotonic()
-        self._width = 0
-
-    def show(self, done: int, total: int, what: str) -> None:
-        """Say what runs now."""
-        text = f"verify {done}/{total} after {time.monotonic() - self._started:.0f} s: {what}"
-        if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = max(self._width, len(text))
-        else:
-            self._stream.write(f"{text}\n")
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Leave an empty line to write on."""
-        if self._live and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._stream.flush()

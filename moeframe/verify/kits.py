@@ -13,7 +13,8 @@ from moeframe.errors import JobFailedError
 from moeframe.hooks.offers import ComputeOffer, DispatcherOffer, Offer, ScheduleOffer, ShardingOffer
 from moeframe.mesh.degrees import Degrees
 from moeframe.protocols.precision import DtypeName, Precision
-from moeframe.testing.ranks import RankPool
+from moeframe.testing.ranks import RankError, RankPool, RankTimeoutError
+from moeframe.verify.outcome import Outcome, raised_at
 
 if TYPE_CHECKING:
     from moeframe.protocols.sharding import ShardingTraits
@@ -25,6 +26,8 @@ Device = Literal["cpu", "cuda"]
 _DTYPES: Final[tuple[DtypeName, ...]] = ("float64", "float32", "bfloat16")
 _GROUP_SIZES: Final = (1, 2, 4)
 _LIMIT_S: Final = 120.0
+_MOST_SILENT: Final = 2
+"""Checks that may go without an answer until the others are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +40,6 @@ class Trial:
     excluded: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a trial; `message` says what is wrong, or why it was left out."""
-
-    check: str
-    ranks: int
-    verdict: Literal["ok", "FAILED", "left out"]
-    message: str = ""
-
-
 def run_kit(offer: Offer, *, device: Device, most_ranks: int) -> Iterator[Outcome]:
     """Yield the outcome of every check of the kit of an offer's kind, as each is done.
 
@@ -55,20 +48,37 @@ def run_kit(offer: Offer, *, device: Device, most_ranks: int) -> Iterator[Outcom
         device: where the ranks compute.
         most_ranks: the largest group to test.
     """
+    silent = 0
     with tempfile.TemporaryDirectory(prefix="moeframe-kit-") as folder, RankPool(most_ranks, device=device) as pool:
         for trial in KITS[offer.kind](offer, device, Path(folder)):
             if trial.ranks > most_ranks:
                 continue
-            if trial.excluded:
-                yield Outcome(check=trial.check, ranks=trial.ranks, verdict="left out", message=trial.excluded)
+            excluded = trial.excluded
+            if silent >= _MOST_SILENT:
+                excluded = excluded or f"{silent} checks had no answer within {_LIMIT_S:.0f} s"
+            if excluded:
+                yield Outcome(check=trial.check, ranks=trial.ranks, verdict="left out", message=excluded)
                 continue
             try:
                 pool.run(trial.call, world_size=trial.ranks, timeout=_LIMIT_S)
             except JobFailedError as error:
-                message = str(error).splitlines()[0]
-                yield Outcome(check=trial.check, ranks=trial.ranks, verdict="FAILED", message=message)
+                silent += isinstance(error, RankTimeoutError)
+                yield _failed(trial, error)
             else:
                 yield Outcome(check=trial.check, ranks=trial.ranks, verdict="ok")
+
+
+def _failed(trial: Trial, error: JobFailedError) -> Outcome:
+    """Return that a trial failed, by what the first rank that failed says."""
+    first = next(iter(error.failures.values())).traceback if isinstance(error, RankError) else str(error)
+    return Outcome(
+        check=trial.check,
+        ranks=trial.ranks,
+        verdict="FAILED",
+        message=str(error).splitlines()[0],
+        where=raised_at(first),
+        details=str(error),
+    )
 
 
 def _dispatcher_trials(offer: Offer, device: Device, folder: Path) -> Iterator[Trial]:  # noqa: ARG001  one signature

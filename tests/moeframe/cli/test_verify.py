@@ -108,10 +108,18 @@ def test_the_kit_passes_for_a_good_dispatcher() -> None:
 def test_the_kit_fails_for_a_faulty_dispatcher_and_says_what_is_wrong() -> None:
     done = moeframe("plugins", "--plugin", "faulty_parts", "test", "faulty_alone")
     assert done.returncode == 1, done.stdout + done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("workload rotating")]
-    assert "FAILED  rank 0: AssertionError: rotating, call 1, rank 0" in line
+    lines = done.stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("workload dropped")]
+    assert "FAILED  1. rank 0: AssertionError: dropped, call 1, rank 0" in line
     assert "workload balanced" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("dispatcher 'faulty_alone' on cpu: ")
+    (told,) = [line for line in lines if line.startswith("  1. ")]
+    assert "1. 3 checks, the first is `workload dropped` on 1 rank (then `workload rotating`, " in told
+    assert ". dropped, call 1, rank 0: output: " in told
+    numbers = [int(line.split(".")[0]) for line in lines if line.startswith("  ") and line.strip()[0].isdecimal()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    failed = [line for line in lines if "  FAILED  " in line]
+    assert len(failed) == len(numbers)
+    assert lines[-1].startswith("dispatcher 'faulty_alone' on cpu: ")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 
 from moeframe_compat.extract.names import dotted
 from moeframe_compat.model.objects import Module
@@ -14,6 +15,14 @@ def read_argparse(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
     _Reader(surfaces, module, "").block(tree.body)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parser:
+    """What options are added to: the name of the sub-command, and what tells parsers of one name apart."""
+
+    name: str
+    identity: str
+
+
 class _Reader:
     """Follows the names of parsers through one function (or the module's top level)."""
 
@@ -21,12 +30,12 @@ class _Reader:
         self.surfaces = surfaces
         self.module = module
         self.scope = scope
-        self.parsers: dict[str, str] = {}
+        self.parsers: dict[str, _Parser] = {}
 
     def block(self, body: list[ast.stmt]) -> None:
         for node in body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                inner = _Reader(self.surfaces, self.module, node.name)
+                inner = _Reader(self.surfaces, self.module, f"{self.scope}.{node.name}".strip("."))
                 inner.parsers = dict(self.parsers)
                 inner.block(node.body)
             else:
@@ -47,8 +56,8 @@ class _Reader:
                 if made is not None and name:
                     self.parsers[name] = made
 
-    def _call(self, call: ast.Call) -> str | None:
-        """Handle one call; the name of the parser it makes, if it makes one."""
+    def _call(self, call: ast.Call) -> _Parser | None:
+        """Handle one call; the parser it makes, if it makes one."""
         func = call.func
         name = dotted(func) or ""
         last = func.attr if isinstance(func, ast.Attribute) else name
@@ -57,15 +66,15 @@ class _Reader:
             allowed = next((k.value for k in call.keywords if k.arg == "allow_abbrev"), None)
             shortens = not (isinstance(allowed, ast.Constant) and allowed.value is False)
             self.surfaces.commands.append(CliCommand("", *place, parser="", abbreviates=shortens))
-            return ""
+            return self._fresh("")
         owner = func.value if isinstance(func, ast.Attribute) else None
         parser = self._owner(owner)
         if last == "add_parser" and call.args and isinstance(call.args[0], ast.Constant):
-            made = f"{parser} {_constant(call.args[0])}".strip()
-            self.surfaces.commands.append(CliCommand(made, *place, parser=parser, abbreviates=True))
+            made = f"{parser.name} {_constant(call.args[0])}".strip()
+            self.surfaces.commands.append(CliCommand(made, *place, parser=parser.name, abbreviates=True))
             for alias in _aliases(call):
-                self.surfaces.commands.append(CliCommand(f"{parser} {alias}".strip(), *place, parser=parser))
-            return made
+                self.surfaces.commands.append(CliCommand(f"{parser.name} {alias}".strip(), *place, parser=parser.name))
+            return self._fresh(made)
         if last in ("add_subparsers", "add_argument_group", "add_mutually_exclusive_group"):
             return parser
         if last == "add_argument":
@@ -73,16 +82,21 @@ class _Reader:
         if last == "set_defaults":
             given = {k.arg: ast.unparse(k.value) for k in call.keywords if k.arg}
             for option in self.surfaces.options:
-                if option.parser == parser and option.file == self.module.file and option.dest in given:
+                if option.parser == parser.name and option.file == self.module.file and option.dest in given:
                     option.default = given[option.dest]
         return None
 
-    def _owner(self, node: ast.AST | None) -> str:
-        if isinstance(node, ast.Call):
-            return self._call(node) or ""
-        return self.parsers.get(dotted(node) or "", "") if node is not None else ""
+    def _fresh(self, name: str) -> _Parser:
+        """A parser that is made here, unlike any other."""
+        return _Parser(name, f"{self.module.path}:{len(self.surfaces.commands)}")
 
-    def _option(self, call: ast.Call, parser: str) -> None:
+    def _owner(self, node: ast.AST | None) -> _Parser:
+        if isinstance(node, ast.Call):
+            return self._call(node) or _Parser("", "")
+        name = (dotted(node) if node is not None else None) or ""
+        return self.parsers.get(name) or _Parser("", f"{self.module.path}:{name}" if name else "")
+
+    def _option(self, call: ast.Call, parser: _Parser) -> None:
         flags = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         if not flags or len(flags) != len(call.args):
             where = f"{self.module.file}:{call.lineno}"
@@ -93,7 +107,7 @@ class _Reader:
         action = _constant(given.get("action")) or _name(given.get("action"))
         switches = [f"--no-{f[2:]}" for f in flags if f.startswith("--") and action.endswith("BooleanOptionalAction")]
         option = CliOption(
-            parser,
+            parser.name,
             [*flags, *switches],
             _constant(given.get("dest")) or _dest(flags),
             self.module.file,
@@ -105,6 +119,7 @@ class _Reader:
             nargs=str(_constant(given.get("nargs")) or _name(given.get("nargs"))),
             required=_truth(given.get("required")) or (positional and _constant(given.get("nargs")) not in ("?", "*")),
             positional=positional,
+            scope=f"{parser.identity}@{self.scope}" if parser.identity else "",
         )
         self.surfaces.options.append(option)
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from moeframe_compat.extract.bodies import FunctionNode
+from moeframe_compat.extract.click_options import adds_option, click_option, handed_on, is_command, read_bundles
 from moeframe_compat.extract.names import dotted
 from moeframe_compat.model.objects import Attribute, Function, Module
-from moeframe_compat.model.surfaces import CliCommand, CliOption, Surfaces
+from moeframe_compat.model.surfaces import CLICK, CliCommand, CliOption, OptionBundle, Surfaces
 
 
 def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
-    """Add the commands of a module that uses click or typer."""
-    uses = {t.split(".")[0] for t in module.imports.values()}
-    if not uses & {"click", "typer", "rich_click", "cloup", "asyncclick"}:
-        return
+    """Add the commands of a module that uses click or typer, or an app of the package that may be one of theirs."""
     groups = _groups(surfaces, module, tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             _command(surfaces, module, node, groups)
-    for statement in tree.body:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Call) and call.args:
-            _by_call(surfaces, module, call, groups)
+    uses = _libraries(module)
+    if uses:
+        for statement in tree.body:
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Call) and call.args:
+                _by_call(surfaces, module, call, groups)
+    if uses & CLICK:
+        read_bundles(surfaces, module, tree)
+
+
+def _libraries(module: Module) -> set[str]:
+    return {t.partition(".")[0] for t in module.imports.values()} & {*CLICK, "typer"}
 
 
 def _by_call(surfaces: Surfaces, module: Module, node: ast.Call, groups: dict[str, str]) -> None:
@@ -44,7 +51,7 @@ def options_of(function: Function, parser: str, module: Module) -> list[CliOptio
         annotation = ast.parse(p.annotation, mode="eval").body if p.annotation else None
         default = ast.parse(p.default, mode="eval").body if p.default else None
         argument = ast.arg(arg=p.name, annotation=annotation, lineno=function.line, col_offset=0)
-        made.append(_typer(argument, default, parser, module))
+        made.append(_typer(argument, default, parser, module, f"{module.path}:{function.name}"))
     return [option for option in made if option is not None]
 
 
@@ -63,26 +70,32 @@ def _groups(surfaces: Surfaces, module: Module, tree: ast.Module) -> dict[str, s
 
 
 def _command(surfaces: Surfaces, module: Module, node: FunctionNode, groups: dict[str, str]) -> None:
-    decorators = [(d, dotted(d.func if isinstance(d, ast.Call) else d) or "") for d in node.decorator_list]
-    found = next(((d, n) for d, n in decorators if n.rsplit(".", 1)[-1] in ("command", "group", "callback")), None)
-    if found is None:
+    decorator = next((d for d in node.decorator_list if is_command(d)), None)
+    if decorator is None:
         return
-    decorator, path = found
+    path = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator) or ""
     app = path.rpartition(".")[0]
-    click_like = app in ("click", "rich_click", "cloup", "asyncclick") or any(
-        n.rsplit(".", 1)[-1] in ("option", "argument") for _, n in decorators
-    )
+    kind = _kind(module, app, node)
+    if not kind:
+        return
     name = _command_name(decorator) or node.name.removesuffix("_command").replace("_", "-")
     callback = path.endswith("callback")
     group = groups.get(app, "")
     name = f"{group} {name}" if group else name
     parser = group if callback else name
+    command = CliCommand(name, module.file, node.lineno)
     if not callback:
-        surfaces.commands.append(CliCommand(name, module.file, node.lineno))
-    if click_like:
-        for d, n in decorators:
-            if n.rsplit(".", 1)[-1] in ("option", "argument") and isinstance(d, ast.Call):
-                surfaces.options.append(_click(d, parser, module, argument=n.endswith("argument")))
+        surfaces.commands.append(command)
+    scope = f"{module.path}:{node.name}"
+    if kind == "package":
+        bundle = OptionBundle(scope)
+        command.app, command.target = f"{module.path}:{app}", scope
+        command.adds = [scope]
+        surfaces.bundles.append(bundle)
+        _decorators(bundle.options, command, node, parser, scope)
+    elif kind == "click":
+        _decorators(surfaces.options, command, node, parser, scope)
+    if kind != "typer":
         return
     args = node.args
     defaults = [None] * (len(args.posonlyargs) + len(args.args) - len(args.defaults)) + list(args.defaults)
@@ -91,9 +104,36 @@ def _command(surfaces: Surfaces, module: Module, node: FunctionNode, groups: dic
         *zip(args.kwonlyargs, args.kw_defaults, strict=True),
     ]
     for arg, default in pairs:
-        option = _typer(arg, default, parser, module)
+        option = _typer(arg, default, parser, module, scope)
         if option is not None:
             surfaces.options.append(option)
+
+
+def _kind(module: Module, app: str, node: FunctionNode) -> str:
+    """Whose command it is: click, typer, package (what its app is, another module of the package tells), "" if none."""
+    uses = _libraries(module)
+    home = module.imports.get(app.partition(".")[0], "").partition(".")[0]
+    if uses and (home in CLICK or any(adds_option(d) for d in node.decorator_list)):
+        return "click"
+    if home == module.path.partition(".")[0] and ("typer" in uses) == bool(uses & CLICK):
+        return "package"
+    return "typer" if "typer" in uses else "click" if uses else ""
+
+
+def _decorators(options: list[CliOption], command: CliCommand, node: FunctionNode, parser: str, scope: str) -> None:
+    """What the decorators of a command of click add to it."""
+    for decorator in node.decorator_list:
+        if is_command(decorator):
+            continue
+        if not adds_option(decorator):
+            command.adds += handed_on(decorator)
+        for made in (n for n in ast.walk(decorator) if adds_option(n)):
+            assert isinstance(made, ast.Call)
+            option = click_option(made, parser, command.file, scope if made is decorator else "")
+            if option is None:
+                command.adds.append("?")
+            else:
+                options.append(option)
 
 
 def _command_name(decorator: ast.expr) -> str:
@@ -103,42 +143,7 @@ def _command_name(decorator: ast.expr) -> str:
     return next((str(g.value) for g in given if isinstance(g, ast.Constant) and g.value), "")
 
 
-def _click(call: ast.Call, parser: str, module: Module, *, argument: bool) -> CliOption:
-    names = [str(a.value) for a in call.args if isinstance(a, ast.Constant)]
-    given = {k.arg: k.value for k in call.keywords if k.arg}
-    flags = [f for n in names if argument or n.startswith("-") for f in ([n] if argument else n.split("/"))]
-    plain = next((n for n in names if not n.startswith("-")), "")
-    kind, choices = _type(given.get("type"))
-    is_flag = _true(given.get("is_flag")) or any("/" in n for n in names)
-    return CliOption(
-        parser,
-        [f.strip() for f in flags] or [plain],
-        "",  # the function's own parameter: nobody outside sees its name
-        module.file,
-        call.lineno,
-        action="store_true" if is_flag else "append" if _true(given.get("multiple")) else "",
-        type=kind,
-        default=ast.unparse(given["default"]) if "default" in given else None,
-        choices=choices,
-        nargs=ast.unparse(given["nargs"]) if "nargs" in given else "",
-        required=(argument and "default" not in given and not _false(given.get("required")))
-        or _true(given.get("required")),
-        positional=argument,
-    )
-
-
-def _type(node: ast.expr | None) -> tuple[str, list[str] | None]:
-    if node is None:
-        return "", None
-    if isinstance(node, ast.Call) and (dotted(node.func) or "").endswith("Choice") and node.args:
-        values = node.args[0]
-        if isinstance(values, (ast.List, ast.Tuple)):
-            return "Choice", [ast.unparse(e) for e in values.elts]
-        return "Choice", [f"*{ast.unparse(values)}"]
-    return dotted(node) or ast.unparse(node), None
-
-
-def _typer(arg: ast.arg, default: ast.expr | None, parser: str, module: Module) -> CliOption | None:
+def _typer(arg: ast.arg, default: ast.expr | None, parser: str, module: Module, scope: str) -> CliOption | None:
     """One parameter of a typer command: `Annotated[T, typer.Option(...)] = d`, `T = typer.Option(d, ...)`, or plain."""
     annotation, info = _unaliased(arg.annotation, module), None
     if isinstance(annotation, ast.Subscript) and (dotted(annotation.value) or "").endswith("Annotated"):
@@ -173,9 +178,14 @@ def _typer(arg: ast.arg, default: ast.expr | None, parser: str, module: Module) 
         action="store_true" if kind == "bool" else "",
         type=kind,
         default=ast.unparse(default) if default is not None else None,
+        nargs="-1" if argument and _LISTS.match(kind) else "",
         required=default is None,
         positional=argument,
+        scope=scope,
     )
+
+
+_LISTS = re.compile(r"(typing\.)?(Optional\[)?(list|List|Sequence)\b")
 
 
 def _unaliased(annotation: ast.expr | None, module: Module) -> ast.expr | None:
@@ -189,11 +199,3 @@ def _unaliased(annotation: ast.expr | None, module: Module) -> ast.expr | None:
 def _info_kind(node: ast.AST | None) -> str:
     name = (dotted(node.func) or "").rsplit(".", 1)[-1] if isinstance(node, ast.Call) else ""
     return name if name in ("Option", "Argument") else ""
-
-
-def _true(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
-
-
-def _false(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is False

@@ -147,6 +147,8 @@ _INTERESTING = (
     "add_parser(",
     "click",
     "typer",
+    ".command(",
+    ".group(",
     "register",
     "OmegaConf",
     "entry_points",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from moeframe_compat.index.lookup import Found, Index
+from moeframe_compat.index.lookup import Found, Index, parse
 from moeframe_compat.model.objects import Alias, Attribute, Class, Function, Member, Module
+from moeframe_compat.model.surfaces import CLICK
 
 _TESTS = re.compile(r"^(tests?|conftest|test_.+|.+_test)$")
 _FURNITURE = ("TypeVar", "ParamSpec", "TypeVarTuple", "getLogger", "get_logger", "NewType")
@@ -76,9 +78,30 @@ def furniture(index: Index, module: str, made: Member) -> bool:
 
 def is_command(index: Index, module: str, made: Function) -> bool:
     """A command of click or typer: the rules of the command line look at it, nobody calls it from Python."""
+    decorator = made.decorated("command", "group", "callback")
+    if decorator is None:
+        return False
+    if _libraries(index, module) & {*CLICK, "typer"}:
+        return True
+    return bool(app_kind(index, index.find(decorator.path.rpartition(".")[0])))
+
+
+def _libraries(index: Index, module: str) -> set[str]:
     known = index.modules.get(module)
-    uses = {t.partition(".")[0] for t in known.imports.values()} if known else set()
-    return bool(uses & {"click", "typer", "rich_click"}) and made.decorated("command", "group", "callback") is not None
+    return {target.partition(".")[0] for target in known.imports.values()} if known else set()
+
+
+def app_kind(index: Index, app: Found | None) -> str:
+    """Is an object a group of click or an app of typer? "" if it is neither."""
+    if app is not None and isinstance(app.obj, Function):
+        made_group = app.obj.decorated("group", "command") is not None
+        return "click" if made_group and _libraries(index, app.module) & CLICK else ""
+    call = parse(app.obj.value) if app is not None and isinstance(app.obj, Attribute) and app.obj.value else None
+    made = index.name(app.module, ast.unparse(call.func)) if app is not None and isinstance(call, ast.Call) else None
+    path = made.path if made is not None else ""
+    if path.partition(".")[0] in CLICK:
+        return "click"
+    return "typer" if path.startswith("typer.") else ""
 
 
 def public_names(index: Index, module: Module) -> Iterator[tuple[str, Member | None]]:  # noqa: C901 - kinds of names

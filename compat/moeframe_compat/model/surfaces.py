@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+CLICK = frozenset({"click", "rich_click", "cloup", "asyncclick"})
+"""Packages whose decorators make commands as those of click do."""
+
 
 @dataclass(slots=True)
 class CliOption:
     """One option or positional argument of a parser.
 
     `parser` tells parsers apart: the place that builds it, then the sub-command. `value`, `choices` and `default`
-    are source texts; `type` is the callable's name or an annotation.
+    are source texts; `type` is the callable's name or an annotation. Positional arguments of one `scope` (the function
+    and the parser in it) stand in their order; without a scope nobody can tell.
     """
 
     parser: str
@@ -26,13 +30,16 @@ class CliOption:
     nargs: str = ""
     required: bool = False
     positional: bool = False
+    scope: str = ""
 
 
 @dataclass(slots=True)
 class CliCommand:
     """A sub-command, or a parser itself. `abbreviates`: option names may be shortened.
 
-    `target` is `module:name` of a function that is made a command where it is not defined.
+    `target` is `module:name` of a function that is made a command where it is not defined. `adds` names what else
+    decorates it and may add options, "?" for what has no name. `app` is what it is a command of, where only the module
+    that defines that tells whether it is one of click or of typer.
     """
 
     name: str
@@ -41,6 +48,21 @@ class CliCommand:
     parser: str = ""
     abbreviates: bool = False
     target: str = ""
+    adds: list[str] = field(default_factory=list)
+    app: str = ""
+
+
+@dataclass(slots=True)
+class OptionBundle:
+    """A function or variable that may add options of click where it decorates: its dotted path, and what it adds.
+
+    `uses` names what it takes further ones from; `open`: it adds some whose names are computed.
+    """
+
+    name: str
+    options: list[CliOption] = field(default_factory=list)
+    uses: list[str] = field(default_factory=list)
+    open: bool = False
 
 
 @dataclass(slots=True)
@@ -124,6 +146,7 @@ class Surfaces:
 
     options: list[CliOption] = field(default_factory=list)
     commands: list[CliCommand] = field(default_factory=list)
+    bundles: list[OptionBundle] = field(default_factory=list)
     registrations: list[Registration] = field(default_factory=list)
     resolvers: list[Resolver] = field(default_factory=list)
     groups: list[GroupUse] = field(default_factory=list)

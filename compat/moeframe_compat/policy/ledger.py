@@ -263,7 +263,8 @@ def knows(index: Index, surface: str, name: str) -> bool:
         )
     s = index.snapshot.surfaces
     if surface == "cli":
-        return any(tail in [x.lstrip("-").replace("-", "_") for x in o.flags] for o in s.options) or any(
+        options = [*s.options, *(o for b in s.bundles for o in b.options)]
+        return any(tail in [x.lstrip("-").replace("-", "_") for x in o.flags] for o in options) or any(
             c.name.rpartition(" ")[2].replace("-", "_") == tail for c in s.commands
         )
     if surface == "plugins":

@@ -1,4 +1,4 @@
-"""CL001-CL008: options and sub-commands."""
+"""CL001-CL008, CL010: options, positional arguments and sub-commands."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import difflib
 from moeframe_compat.index.classes import enum_values
 from moeframe_compat.index.lookup import Index
 from moeframe_compat.index.values import evaluate, known, same, show
-from moeframe_compat.model.objects import Class, Function
+from moeframe_compat.model.objects import Class
 from moeframe_compat.model.surfaces import CliOption
+from moeframe_compat.rules.cli_pairs import Pairs, check_order, symbol_of
+from moeframe_compat.rules.command_line import CommandLine, command_line
 from moeframe_compat.rules.context import Context
 
 _WIDER = {
@@ -22,43 +24,31 @@ _WIDER = {
 
 def check_cli(ctx: Context) -> None:
     """All of them."""
-    gone = _commands(ctx)
-    old, new = _options(ctx.old), _options(ctx.new)
-    if not old:
-        return
-    for o in old:
+    before, now = command_line(ctx.old), command_line(ctx.new)
+    gone = _commands(ctx, before, now)
+    pairs = Pairs(before.options, now.options)
+    for o in before.options:
         if o.parser in gone:
             continue
-        n = _find(o, new)
-        if n is None:
-            _removed(ctx, o, new)
-        else:
+        n = pairs.heir(o)
+        if n is not None:
             _compare(ctx, o, n)
-    _added(ctx, old, new, gone)
-    _abbreviations(ctx, old, new)
+        elif o.parser in now.open:
+            ctx.skipped.add(f"CL001 for {symbol_of(o)}: {now.open[o.parser]} adds options that cannot be read")
+        else:
+            _removed(ctx, o, now.options)
+    _added(ctx, before, now, pairs, gone)
+    check_order(ctx, before.options, now.options)
+    _abbreviations(ctx, before.options, now.options)
 
 
-def _options(index: Index) -> list[CliOption]:
-    """Options of all parsers, those of functions included that are made commands elsewhere."""
-    out = list(index.snapshot.surfaces.options)
-    for command in index.snapshot.surfaces.commands:
-        home, _, name = command.target.partition(":")
-        found = index.name(home, name) if name else None
-        if found is not None and isinstance(found.obj, Function):
-            from moeframe_compat.extract.command_decorators import options_of
-
-            out += options_of(found.obj, command.name, index.modules[found.module])
-    return out
-
-
-def _commands(ctx: Context) -> set[str]:
-    new = {c.name for c in ctx.new.snapshot.surfaces.commands}
+def _commands(ctx: Context, before: CommandLine, now: CommandLine) -> set[str]:
+    had, new = {c.name for c in before.commands}, {c.name for c in now.commands}
     gone = set()
-    for c in ctx.old.snapshot.surfaces.commands:
+    for c in before.commands:
         if c.name and c.name not in new:
             gone.add(c.name)
-            fresh = [n for n in new if n and n not in {x.name for x in ctx.old.snapshot.surfaces.commands}]
-            near = difflib.get_close_matches(c.name, fresh, 1, 0.5)
+            near = difflib.get_close_matches(c.name, [n for n in new if n and n not in had], 1, 0.5)
             ctx.emit(
                 "CL007",
                 f"cli:{c.name}",
@@ -77,30 +67,12 @@ def _near(ctx: Context, file: str) -> tuple[str, int]:
     return (file, 1) if same_file else ctx.survivor(ctx.old.package)
 
 
-def _symbol(o: CliOption) -> str:
-    long = next((f for f in o.flags if f.startswith("--")), o.flags[0])
-    return f"cli:{o.parser} {long}" if o.parser else f"cli:{long}"
-
-
-def _find(o: CliOption, new: list[CliOption]) -> CliOption | None:
-    """The new option that still answers to the old one's main flag; the same place first."""
-    same_parser = [n for n in new if n.parser == o.parser and n.positional == o.positional]
-    candidates = [n for n in same_parser if set(o.flags) & set(n.flags)]
-    candidates.sort(key=lambda n: (n.file != o.file, -len(set(o.flags) & set(n.flags))))
-    if candidates:
-        return candidates[0]
-    if o.positional:
-        places = [n for n in same_parser if n.type == o.type and n.nargs == o.nargs]
-        return places[0] if len(places) == 1 else None
-    return None
-
-
 def _removed(ctx: Context, o: CliOption, new: list[CliOption]) -> None:
     names = [f for n in new if n.parser == o.parser for f in n.flags]
     near = difflib.get_close_matches(o.flags[0], names, 1, 0.6)
     ctx.emit(
         "CL001",
-        _symbol(o),
+        symbol_of(o),
         old=", ".join(o.flags),
         new=near[0] if near else "",
         at=_near(ctx, o.file),
@@ -111,7 +83,7 @@ def _removed(ctx: Context, o: CliOption, new: list[CliOption]) -> None:
 
 
 def _compare(ctx: Context, o: CliOption, n: CliOption) -> None:
-    symbol, at, was = _symbol(o), (n.file, n.line), (o.file, o.line)
+    symbol, at, was = symbol_of(o), (n.file, n.line), (o.file, o.line)
     alias_only = o.flags[0] not in n.flags[:1]
     for flag in o.flags:
         if flag not in n.flags and not o.positional:
@@ -217,7 +189,13 @@ def _shape(o: CliOption) -> str:
         o.action in ("store_true", "store_false", "store_const", "count", "help", "version")
         or "BooleanOptional" in o.action
     )
-    return "flag" if flag else "many" if o.nargs in ("*", "+") or o.action in ("append", "extend") else o.nargs or "one"
+    return (
+        "flag"
+        if flag
+        else "many"
+        if o.nargs in ("*", "+", "-1") or o.action in ("append", "extend")
+        else o.nargs or "one"
+    )
 
 
 def _type(ctx: Context, symbol: str, o: CliOption, n: CliOption, at: tuple[str, int], was: tuple[str, int]) -> None:
@@ -289,17 +267,22 @@ def _default(ctx: Context, symbol: str, o: CliOption, n: CliOption, at: tuple[st
         )
 
 
-def _added(ctx: Context, old: list[CliOption], new: list[CliOption], gone: set[str]) -> None:
+def _added(ctx: Context, before: CommandLine, now: CommandLine, pairs: Pairs, gone: set[str]) -> None:
     """Options that must be given and did not exist."""
-    parsers = {o.parser for o in old}
-    for n in new:
-        if not n.required or n.parser not in parsers or n.parser in gone:
+    homes: dict[str, set[str]] = {}
+    for c in before.commands:
+        homes.setdefault(c.name, set()).add(c.file)
+    for o in before.options:
+        homes.setdefault(o.parser, set()).add(o.file)
+    files = {m.file for m in ctx.new.modules.values()}
+    for n in now.options:
+        if not n.required or n.parser not in homes or n.parser in gone or n.parser in before.open or pairs.known(n):
             continue
-        if any(o.parser == n.parser and (set(o.flags) & set(n.flags) or _find(o, new) is n) for o in old):
-            continue
+        if not n.parser and n.file not in homes[""] and homes[""] <= files:
+            continue  # another program
         ctx.emit(
             "CL005",
-            _symbol(n),
+            symbol_of(n),
             old="",
             new=n.flags[0],
             at=(n.file, n.line),

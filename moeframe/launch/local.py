@@ -48,19 +48,29 @@ def die_with_parent() -> None:
 
 
 def _wait_for_all(
-    processes: Sequence[subprocess.Popen[bytes]], grace_s: float, watch: Callable[[], bool], watch_every_s: float
+    processes: Sequence[subprocess.Popen[bytes]],
+    grace_s: float,
+    ended: Callable[[int, int], None],
+    watch: Callable[[], bool],
+    watch_every_s: float,
 ) -> int | None:
     """Wait until every process has ended, killing the rest after the first failure; return who failed first."""
     first_failed, failed_at = None, 0.0
     watched_at = time.monotonic()
+    told: set[int] = set()
+    ending = False
     while True:
         codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code is not None and rank not in told and not ending:
+                told.add(rank)
+                ended(rank, code)
         if first_failed is None and any(codes):
             first_failed, failed_at = next(rank for rank, code in enumerate(codes) if code), time.monotonic()
         if None not in codes:
             return first_failed
         now = time.monotonic()
-        ending = first_failed is not None and now - failed_at > grace_s
+        ending = ending or (first_failed is not None and now - failed_at > grace_s)
         if not ending and now - watched_at > watch_every_s:
             ending = watch()
             watched_at = time.monotonic()
@@ -77,6 +87,7 @@ def run_local(
     *,
     grace_s: float = GRACE_S,
     started: Callable[[Sequence[int]], None] = lambda _: None,
+    ended: Callable[[int, int], None] = lambda _, __: None,
     watch: Callable[[], bool] = lambda: False,
     watch_every_s: float = 1.0,
 ) -> Outcome:
@@ -91,6 +102,7 @@ def run_local(
         log_dir: existing directory.
         grace_s: seconds between the first failure and SIGKILL for the rest.
         started: called once with the pids of all ranks.
+        ended: called once for each process that ends before the rest is killed, with its rank and exit code.
         watch: called every `watch_every_s` seconds; True kills every process, stopped ones too.
         watch_every_s: at least so many seconds between two calls.
 
@@ -130,6 +142,6 @@ def run_local(
                 )
             )
         started([process.pid for process in processes])
-        first_failed = _wait_for_all(processes, grace_s, watch, watch_every_s)
+        first_failed = _wait_for_all(processes, grace_s, ended, watch, watch_every_s)
         codes = tuple(process.wait() for process in processes)
     return Outcome(codes=codes, first_failed=first_failed, received=received)

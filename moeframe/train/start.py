@@ -28,7 +28,7 @@ from moeframe.train.resume import Opened, locked, open_run, prepare
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import complete_steps
 from moeframe.train.watchdog import monitor, start_beside
-from moeframe.watch.processes import Process, start_ticks
+from moeframe.watch.processes import Process, how_it_ended, start_ticks
 from moeframe.watch.stall import StallDirectory, read_json
 from moeframe.watch.table import verdict_text
 
@@ -89,12 +89,20 @@ def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plug
     def started(pids: Sequence[int]) -> None:
         watch.know({rank: (pid, start_ticks(pid)) for rank, pid in enumerate(pids)})
 
-    outcome = run_local(command, number, run_dir.log_dir, started=started, watch=look, watch_every_s=watch.every_s)
-    first = outcome.first_failed
+    outcome = run_local(
+        command,
+        number,
+        run_dir.log_dir,
+        started=started,
+        ended=watch.ended,
+        watch=look,
+        watch_every_s=watch.every_s,
+    )
+    badly = outcome.first_failed is not None or not (run_dir.path / "summary.json").exists()
     refused = any(failure.exit_code == UserInputError.exit_code for failure in read_failures(run_dir.log_dir))
     try:
-        if first is not None and not outcome.received and not refused:
-            watch.conclude({first: how_it_ended(outcome.codes[first])})
+        if badly and not outcome.received and not refused:
+            watch.conclude()
         watch.close()
     except OSError as error:
         _tell_unwritten(run_dir, error)
@@ -103,11 +111,6 @@ def _watched(command: Sequence[str], recipe: Recipe, run_dir: RunDirectory, plug
 
 def _tell_unwritten(run_dir: RunDirectory, error: OSError) -> None:
     print(f"the verdict cannot be written to {run_dir.path}: {error.strerror}", file=sys.stderr)
-
-
-def how_it_ended(code: int) -> str:
-    """Return how a process ended, in words."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def headline(composition: Composition, opened: Opened) -> str:
@@ -148,7 +151,7 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
             return code
     failures = read_failures(run_dir.log_dir)
     verdict = StallDirectory(run_dir=run_dir.path).verdict()
-    if verdict is not None and verdict["kind"] not in ("rank_raised", "rank_died", "data_ended"):
+    if verdict is not None and verdict["kind"] not in ("rank_raised", "data_ended"):
         error = [failures[0].full] if failures and not failures[0].secondhand else []
         print("\n".join([*error, verdict_text(verdict), f"logs: {run_dir.log_dir}"]), file=sys.stderr)
         return 1
@@ -161,10 +164,8 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
         name = signal.Signals(outcome.received).name
         print(f"ended by {name} {_how_far(run_dir)}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
         return 128 + outcome.received
-    rank = outcome.first_failed
-    assert rank is not None
-    code = outcome.codes[rank]
-    how = how_it_ended(code)
+    rank = outcome.first_failed or 0  # which may have left early, as if all was well
+    how = how_it_ended(outcome.codes[rank])
     place = f"; another rank lost it {told('at', failures[0].place)}" if failures else ""
     print(f"rank {rank} {how} without a report of its own{place}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
     return 1

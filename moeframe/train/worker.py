@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from moeframe import trace
 from moeframe.config.compose import Composition
@@ -66,7 +65,7 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
             watching_the_others(run_dir.log_dir, world.rank, lambda: beacon.end(failed=True)),
         ):
             return _train(run_dir, world, beacon, resume_step, plugins)
-    except (Exception, CheckpointException, KeyboardInterrupt) as error:
+    except BaseException as error:  # a SystemExit of a plugin, too
         own = _reported(run_dir, world, error)
         root = root_cause(run_dir.log_dir, own)
         verdict = StallDirectory(run_dir=run_dir.path).verdict() if root.secondhand else None
@@ -75,6 +74,8 @@ def work(run_dir: RunDirectory, resume_step: int = 0, plugins: Sequence[str] = (
             logger.error("the job ends: %s", cause)  # noqa: TRY400  the traceback says only what was lost
             raise JobFailedError(f"rank {world.rank} ends with the job. {cause}") from error
         if root.rank == world.rank:
+            if isinstance(error, SystemExit):
+                raise JobFailedError(str(own)) from error
             raise
         logger.error("the cause is on another rank.\n%s", root.full)  # noqa: TRY400  the traceback is the other rank's
         raise JobFailedError(f"rank {world.rank} ends because another rank has failed.\n{root.full}") from error
@@ -93,7 +94,7 @@ def _train(run_dir: RunDirectory, world: World, beacon: Beacon, resume_step: int
             beacon.probe(TorchProbe(job.meshes.device, fused=beacon.fused))
             try:
                 return _run(run_dir, job, beacon, resume_step)
-            except (Exception, CheckpointException, KeyboardInterrupt) as error:
+            except BaseException as error:
                 # Before the job is taken down: that may wait for ranks which wait for this one.
                 _reported(run_dir, world, error)
                 raise
@@ -198,6 +199,8 @@ def main(arguments: Sequence[str]) -> int:
             summary = work(RunDirectory(Path(path)), int(step), plugins)
     except MoeframeError as error:
         return error.exit_code
-    except (Exception, CheckpointException):  # noqa: BLE001  work has logged and written it
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  work has logged and written it
         return 1
     return 128 + summary.stopped_by if summary.stopped_by else 0

@@ -30,7 +30,8 @@ _WRAPPERS: Final = ("wrapper", "wait")
 class Crash:
     """`signal`: its name, or what Python said. `where`: the innermost line known of the thread that crashed, or "".
 
-    `collective`: the call of torch.distributed that a thread was in, with the line that called it; "" if none was.
+    `collective`: the call of torch.distributed that this thread was in, with the line that called it, or if none of
+    Python's threads crashed, that any was in; "" if none was.
     """
 
     signal: str
@@ -57,9 +58,10 @@ def read_crash(file: Path) -> Crash | None:
         return None
     how = text.splitlines()[0].removeprefix(_BEGINS)
     threads = [_frames(part) for part in text.split("hread 0x")[1:]]
-    crashed = [_frames(part) for part in text.split("Current thread 0x")[1:]]
-    where = next((_told(frames[0]) for frames in crashed if frames), "")
-    collective = next(filter(None, map(_collective, threads)), "")
+    crashed = [frames for part in text.split("Current thread 0x")[1:] if (frames := _frames(part))]
+    where = next((_told(frames[0]) for frames in crashed), "")
+    # A thread of gloo's own is none of Python's. The main thread comes last: it is the oldest.
+    collective = next(filter(None, map(_collective, crashed or reversed(threads))), "")
     return Crash(signal=_SIGNALS.get(how, how), where=where, collective=collective)
 
 

@@ -59,6 +59,11 @@ _NOT_FUSED: Final = (
 )
 
 _NOTHING: Final[Mapping[int, str]] = {}
+_UNSEEN: Final = "died without a word"
+_DIED_EARLY: Final = (
+    "The end of log/rank-<n>.out (for rank 0, of the terminal) says what it did last. SIGKILL comes from the kernel's "
+    "out-of-memory killer (dmesg), a scheduler or a person."
+)
 _NOT_STARTED: Final = (
     "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
     "the imports, and a node whose launcher did not start. watchdog.first_step_s is how long they may take."
@@ -77,6 +82,7 @@ def judge(
     began: float = 0.0,
     go_on: str = "",
     processes: Mapping[int, str] = _NOTHING,
+    ended_by: Mapping[int, str] = _NOTHING,
     launcher_end: str = "",
 ) -> Stall:
     """Say what went wrong in a job that stands still or has failed.
@@ -87,12 +93,13 @@ def judge(
         began: when the ranks were awaited first, seconds since the epoch; told where none has started.
         go_on: where the job can go on from, a sentence for who has done what else the advice says.
         processes: how the processes of ranks do, where that is known; told of those that have not started.
+        ended_by: how processes of ranks ended, in words, where that is known; told of those that had not started.
         launcher_end: how the process that started the ranks has ended, in words, where it ended before them.
     """
     found = _raised(views) or _orphaned(views, launcher_end) or _died(views) or _stopped(views)
     missing = sorted(set(range(world_size)) - {view.rank for view in views})
     if found is None and missing:
-        kind, ranks, cause, advice = _not_started(missing, world_size, processes, launcher_end)
+        kind, ranks, cause, advice = _not_started(missing, world_size, processes, ended_by, launcher_end)
         place, since = Place(), min((view.since for view in views), default=began)
     else:
         kind, guilty, cause = found or _mismatched(views) or _waiting(views) or _silent(views)
@@ -148,11 +155,11 @@ def _raised(views: Sequence[RankView]) -> _Found | None:
     first_hand = sorted(
         ((report, view) for report, view in reports if not report.secondhand), key=lambda pair: pair[0].time
     )
-    silent_deaths = any(view.state == "dead" and view.raised is None for view in views)
+    silent_deaths = any(map(_without_a_word, views))
     if not first_hand:
         if not reports or silent_deaths:
             return None
-        first_hand = sorted(reports, key=lambda pair: pair[0].time)[:1]
+        first_hand = sorted(reports, key=lambda pair: pair[0].time)[:1]  # a connection that was lost by itself
         mismatch = _arguments(views)
         if mismatch is not None:
             return mismatch
@@ -170,13 +177,19 @@ def _raised_kind(report: Raised) -> StallKind:
     return "data_ended" if ended else "rank_raised"
 
 
+def _without_a_word(view: RankView) -> bool:
+    """Whether a rank has gone and left no report: killed, or unable to write it."""
+    return view.state == "dead" or (view.state == "failed" and view.raised is None)
+
+
 def _died(views: Sequence[RankView]) -> _Found | None:
-    dead = [view for view in views if view.state == "dead"]
+    dead = [view for view in views if _without_a_word(view)]
     if not dead:
         return None
     told = [view for view in dead if view.ended_by]
     first = min(view.alive_at for view in told or dead)
     guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
+    guilty = [view for view in guilty if "SIGABRT" not in _ended(view)] or guilty  # gloo ends who loses a peer
     if (aborted := _aborted(guilty, views)) is not None:
         return aborted
     how = "; ".join(f"rank {view.rank} {_ended(view)} {_where(view)} {_process(view)}{_line(view)}" for view in guilty)
@@ -205,13 +218,13 @@ def _orphaned(views: Sequence[RankView], launcher_end: str) -> _Found | None:
 
 def _ended(view: RankView) -> str:
     crashed = "" if view.crash is None else f"crashed ({view.crash.signal})"
-    return view.ended_by or crashed or "died without a word"
+    return view.ended_by or crashed or _UNSEEN
 
 
 def _aborted(dead: Sequence[RankView], views: Sequence[RankView]) -> _Found | None:
     """Judge a death inside of a collective of gloo, which ends a process that is sent more than it expects."""
     guilty = [view for view in dead if view.crash and view.crash.signal == "SIGABRT" and view.crash.collective]
-    if not guilty:
+    if not guilty or any(view.gpu for view in guilty):  # where NCCL's own threads abort for other reasons
         return None
     how = "; ".join(f"rank {view.rank} {_where(view)} in {view.crash.collective}" for view in guilty if view.crash)
     last = {view.rank: max(view.collectives, key=lambda entry: entry.created) for view in views if view.collectives}
@@ -239,12 +252,20 @@ def _stopped(views: Sequence[RankView]) -> _Found | None:
 
 
 def _not_started(
-    missing: Sequence[int], world_size: int, processes: Mapping[int, str], launcher_end: str
+    missing: Sequence[int],
+    world_size: int,
+    processes: Mapping[int, str],
+    ended_by: Mapping[int, str],
+    launcher_end: str,
 ) -> tuple[StallKind, Sequence[int], str, str]:
     """Judge a job of which ranks have no beacon, for which any others wait; returns kind, ranks, cause and advice."""
     if launcher_end:
         cause = f"{launcher_end} before {ranks_text(missing)} of {world_size} had started"
         return "launcher_died", missing, cause, ADVICE["launcher_died"]
+    dead = [rank for rank in missing if rank in ended_by or processes.get(rank) == "dead"]
+    if dead:
+        how = "; ".join(f"rank {rank} {ended_by.get(rank, _UNSEEN)}" for rank in dead)
+        return "rank_died", dead, f"{how} before it had started: no beacon of it is there", _DIED_EARLY
     cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
     stopped = [rank for rank in missing if processes.get(rank) == "stopped"]
     if not stopped:

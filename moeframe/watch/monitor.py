@@ -14,7 +14,7 @@ from moeframe.protocols.stall import RankState, Stall
 from moeframe.watch.beacon import beacon_file, stack_file
 from moeframe.watch.crash import read_crash
 from moeframe.watch.judge import judge
-from moeframe.watch.processes import Process, end, health, machine
+from moeframe.watch.processes import Process, end, health, how_it_ended, machine
 from moeframe.watch.record import BeaconError
 from moeframe.watch.stall import StallDirectory, flush
 from moeframe.watch.view import Raised, RankView, interrupted, read_view, read_views
@@ -73,7 +73,8 @@ class Monitor:
         world_size: ranks of the job.
         limits: how long a rank may stand still.
         stop: end the job at a verdict; else report it once and go on.
-        judges_deaths: also act when a rank dies or fails; else who started the ranks does, and calls `conclude`.
+        judges_deaths: also act when a rank dies or fails; else who started the ranks does, and calls `ended` and
+            `conclude`.
         raised: reads what ranks have reported.
         tell: called once with each verdict that this monitor reaches and its lines for people, after it was written.
         go_on: says where a job that has ended can go on from.
@@ -104,6 +105,7 @@ class Monitor:
         self._tell = tell
         self._go_on = go_on
         self._launcher = launcher
+        self._codes: dict[int, int] = {}
         self._ended_first: Literal["", "rank", "launcher"] = ""
         self._stall = StallDirectory(run_dir=run_dir)
         self._processes: dict[int, Process] = {}
@@ -186,10 +188,16 @@ class Monitor:
         process = f"process {self._launcher[0]} on {socket.gethostname()}"
         return f"the launcher of the ranks ({process}) was killed or has crashed"
 
+    def ended(self, rank: int, code: int) -> None:
+        """Hear how a process ended by itself: its exit code, or a signal as a negative number."""
+        self._codes[rank] = code
+
     def _reason(self, views: Sequence[RankView]) -> str | None:
         """Return why something is wrong with the ranks of this node; None: nothing is."""
         now = time.monotonic()
+        known = {view.rank for view in views}
         lost = [view.rank for view in views if view.state in ("dead", "failed")]
+        lost += [rank for rank, process in self._processes.items() if rank not in known and health(*process) == "dead"]
         if lost:
             return self._reason_of_lost(lost)
         limit = self._limits.of(views, world_size=len(self._ranks))
@@ -204,7 +212,8 @@ class Monitor:
         return None
 
     def _reason_of_lost(self, lost: Sequence[int]) -> str | None:
-        if not self._judges_deaths or interrupted(self._raised()):
+        left_early = any(self._codes.get(rank) == 0 for rank in lost)  # which looks well to who started it
+        if not (self._judges_deaths or left_early) or interrupted(self._raised()):
             return None
         now = time.monotonic()
         self._lost_at = self._lost_at or now
@@ -222,10 +231,11 @@ class Monitor:
     def _give(self, views: Sequence[RankView]) -> None:
         self._stall.give(views, {rank: health(*process) for rank, process in self._processes.items()})
 
-    def _conclude(self, ended_by: Mapping[int, str] | None = None) -> bool:
+    def _conclude(self) -> bool:
+        ended_by = {rank: how_it_ended(code) for rank, code in self._codes.items()}
         views, _ = read_views(self._run_dir, now=time.time())
         silent = self._stall.wait_for([view.rank for view in views])
-        views = known_views(self._run_dir, self._raised(), ended_by or {}, silent=silent)
+        views = known_views(self._run_dir, self._raised(), ended_by, silent=silent)
         began = time.time() - (time.monotonic() - self._began)
         stall = judge(
             views,
@@ -233,6 +243,7 @@ class Monitor:
             began=began,
             go_on=self._go_on() if self._stop else "",  # else it does
             processes=self._stall.states(),
+            ended_by=ended_by,
             launcher_end=self._launcher_end(),
         )
         lines = self._stall.judge_with(stall)
@@ -271,18 +282,16 @@ class Monitor:
         if views and self._leads and self._reported is not None and all(view.state == "finished" for view in views):
             self._stall.put_away()
 
-    def conclude(self, ended_by: Mapping[int, str]) -> None:
-        """Judge a job of this node that has ended badly, if nobody has; `ended_by` says how processes ended."""
+    def conclude(self) -> None:
+        """Judge a job of this node that has ended badly, if nobody has."""
         views = self.local_views()
         if len(views) == len(self._ranks) and all(view.state == "finished" for view in views):
             return  # a signal has ended it, after saving
         if self._reported is not None and not self._stop:
             self._stall.put_away()
-        if not views:
-            return  # it ended before it could say where: its exit and its log tell why
         if not self._stall.judged and self._stall.claim():
             self._give(views)
-            self._conclude(ended_by)
+            self._conclude()
 
     def end_ranks(self) -> None:
         """Kill what lives of the ranks of this node, stopped ones too."""

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["Health", "Process", "end", "health", "machine", "py_spy", "signal_to", "start_ticks"]
+__all__ = ["Health", "Process", "end", "health", "how_it_ended", "machine", "py_spy", "signal_to", "start_ticks"]
 
 Process: TypeAlias = tuple[int, int]
 """Its pid and when it started, in clock ticks since boot, which together name it for good."""
@@ -54,6 +54,11 @@ def health(pid: int, ticks: int) -> Health:
     if fields is None or int(fields[_STARTED]) != ticks or fields[_STATE] in "ZX":
         return "dead"
     return "stopped" if fields[_STATE] in "Tt" else "alive"
+
+
+def how_it_ended(code: int) -> str:
+    """Return how a process ended, in words; a negative code is a signal."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def end(pid: int, ticks: int) -> None:

@@ -108,6 +108,8 @@ class RankView:
     """How its process ended, in words, where that is known."""
     crash: Crash | None = None
     """Where it was when it crashed in native code."""
+    gpu: bool = False
+    """Whether it computes on a GPU."""
     fused: bool = False
     """Whether its dispatcher communicates by kernels of its own."""
 
@@ -229,6 +231,7 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
         device_launched=device.launched,
         alive_at=max(since, _wall(header, pulse["at"])) if pulse else since,
         deaf=bool(pulse) and now - _wall(header, pulse["at"]) > _DEAF_S,
+        gpu="device" in pulse,
         fused=bool(pulse.get("fused")),
     )
 

@@ -16,6 +16,8 @@ from moeframe.config.load import load_recipe
 from moeframe.errors import UserInputError
 from moeframe.trace import Place
 from moeframe.train.failure import write_failure
+from moeframe.train.resume import locked
+from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import COMPLETE
 from moeframe.watch.beacon import Beacon, beacon_file
 
@@ -76,6 +78,31 @@ def test_a_dead_run_without_a_verdict_gets_one(run_dir: Path, capsys) -> None:
     (run_dir / "checkpoints" / "step-1" / COMPLETE).touch()
     assert doctor(run_dir) == 1
     assert f"Then go on from step 1 with `moeframe run {run_dir}/recipe.yaml --resume {run_dir}`." in said(capsys)
+
+
+def test_a_launching_process_that_was_killed_is_named_before_its_ranks_have_started_and_after(
+    run_dir: Path, capsys
+) -> None:
+    with locked(RunDirectory(run_dir), launches=True):
+        held = json.loads((run_dir / "lock").read_text())
+        beacon(run_dir)
+        assert doctor(run_dir) == 0
+        _pretend_dead(run_dir)
+        assert doctor(run_dir) == 1
+        assert "launcher_died" not in said(capsys)
+    assert doctor(run_dir) == 1  # it has ended as it should
+    assert "verdict: rank_died" in said(capsys)
+    (run_dir / "lock").write_text(json.dumps(held | {"start_ticks": 1}))
+    assert doctor(run_dir) == 1
+    text = said(capsys)
+    told = f"`moeframe run` (process {held['pid']} on {held['host']}) was killed or has crashed"
+    assert (
+        f"verdict: launcher_died: {told}, and the ranks were ended with it (rank 0 at step 2, data (forward))" in text
+    )
+    assert all(word not in text for word in ("SIGKILL", "gloo"))
+    shutil.rmtree(run_dir / "beacons")
+    assert doctor(run_dir) == 1
+    assert f"verdict: launcher_died: {told} before rank 0 of 1 had started" in said(capsys)
 
 
 def test_a_run_that_a_signal_ended_before_a_step_boundary_is_no_failure(run_dir: Path, capsys) -> None:

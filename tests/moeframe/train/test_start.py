@@ -31,8 +31,8 @@ def test_a_job_whose_verdict_cannot_be_written_or_put_away_is_reported_all_the_s
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    calls: dict[str, Any] = {"conclude": lambda ended_by: None, "close": lambda: None, unwritable: full}
-    watch = SimpleNamespace(poll=lambda: False, every_s=1.0, **calls)
+    calls: dict[str, Any] = {"conclude": lambda: None, "close": lambda: None, unwritable: full}
+    watch = SimpleNamespace(poll=lambda: False, every_s=1.0, ended=lambda *_: None, **calls)
     outcome = Outcome(codes=(0 if first_failed is None else -9,), first_failed=first_failed, received=0)
     monkeypatch.setattr(start, "monitor", lambda *_, **__: watch)
     monkeypatch.setattr(start, "run_local", lambda *_, **__: outcome)

@@ -37,6 +37,26 @@ def test_a_crash_inside_of_a_collective_names_it_and_its_caller(tmp_path: Path) 
     assert "on request" not in crash_text(file)
 
 
+def test_a_crash_of_a_thread_is_no_matter_of_the_collective_that_another_is_in(tmp_path: Path) -> None:
+    file = tmp_path / "rank-1.stack"
+    crashed = (
+        'Current thread 0x00007f0000000003 (most recent call first):\n  File "/a/plugin.py", line 5 in dispatch\n\n'
+    )
+    file.write_text(GLOO.replace("Aborted\n\n", f"Aborted\n\n{crashed}"))
+    assert read_crash(file) == Crash(signal="SIGABRT", where="dispatch (/a/plugin.py, line 5)", collective="")
+
+
+def test_of_several_collectives_that_of_the_oldest_thread_counts(tmp_path: Path) -> None:
+    file = tmp_path / "rank-1.stack"
+    saving = """Thread 0x00007f0000000004 (most recent call first):
+  File "/lib/torch/distributed/distributed_c10d.py", line 3 in broadcast
+  File "/lib/concurrent/futures/thread.py", line 58 in run
+
+"""
+    file.write_text(GLOO.replace("Aborted\n\n", f"Aborted\n\n{saving}"))
+    assert read_crash(file).collective.startswith("all_to_all_single, called by dispatch")
+
+
 @pytest.mark.parametrize(
     ("call", "signal"),
     [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV")],

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from moeframe.protocols.stall import Stall
 from moeframe.trace import Place
 from moeframe.watch.crash import Crash
 from moeframe.watch.judge import judge
@@ -124,6 +125,48 @@ def test_of_many_dead_ranks_the_first_to_fall_silent_are_named() -> None:
 def test_a_rank_that_lost_a_dead_one_is_not_the_cause() -> None:
     lost = rank(0, state="failed", raised=raised(0, "RuntimeError: Connection closed by peer", secondhand=True))
     assert verdict(lost, rank(1, state="dead"), waiting(2), waiting(3)).ranks == (1,)
+
+
+def test_a_rank_that_failed_without_a_report_is_the_cause_and_not_who_lost_it() -> None:
+    lost = rank(0, state="failed", raised=raised(0, "RuntimeError: Connection closed by peer", secondhand=True))
+    stall = verdict(lost, rank(1, state="failed", ended_by="ended with exit code 5"), world_size=2)
+    assert (stall.kind, stall.ranks) == ("rank_died", (1,))
+
+
+def test_a_process_that_gloo_ends_when_its_peer_is_killed_is_not_the_cause() -> None:
+    crash = Crash(signal="SIGABRT", where="", collective="all_reduce")
+    victim = rank(0, state="dead", ended_by="was killed by SIGABRT", crash=crash)
+    stall = verdict(victim, rank(1, state="dead", ended_by="was killed by SIGKILL"), world_size=2)
+    assert (stall.kind, stall.ranks) == ("rank_died", (1,))
+    assert verdict(replace(victim, gpu=True), waiting(1), world_size=2).kind == "rank_died"
+
+
+LAUNCHER_END = "`moeframe run` (process 7 on a) was killed"
+
+
+def test_ranks_that_ended_with_the_process_that_started_them_are_not_to_blame() -> None:
+    def judged(*views: RankView) -> Stall:
+        return judge(views, world_size=len(views), go_on="Go on.", launcher_end=LAUNCHER_END)
+
+    dead = [rank(number, state="dead", alive_at=1003.0) for number in (0, 1)]
+    stall = judged(*dead)
+    assert (stall.kind, stall.ranks, stall.step, stall.phase) == ("launcher_died", (0, 1), 5, "dispatch")
+    assert stall.cause.startswith(f"{LAUNCHER_END}, and the ranks were ended with it (rank 0 at step 5, ")
+    assert stall.cause.endswith(", layer 3, dispatch (forward))")
+    assert stall.advice.startswith("Find out who ended it")
+    assert stall.advice.endswith(" Go on.")
+    early = judged(dead[0], replace(dead[1], alive_at=990.0))
+    assert early.cause.endswith("; rank 1 had given no sign of life for 13 s")
+    still = judged(*[replace(view, alive_at=1401.0) for view in dead])
+    assert still.cause.endswith("; no rank had moved for 400 s")
+    assert judged(dead[0], rank(1, state="failed", raised=raised(1, "ValueError: x"))).kind == "rank_raised"
+    assert judged(dead[0], replace(dead[1], ended_by="was killed by SIGKILL")).ranks == (1,)
+
+
+def test_a_launching_process_that_is_killed_before_its_ranks_have_started_is_named() -> None:
+    stall = judge([], world_size=2, launcher_end=LAUNCHER_END)
+    assert (stall.kind, stall.ranks) == ("launcher_died", (0, 1))
+    assert stall.cause == f"{LAUNCHER_END} before ranks 0, 1 of 2 had started"
 
 
 def test_a_rank_that_is_stopped_before_it_has_a_beacon_is_named_with_advice_that_stands_alone() -> None:

@@ -36,6 +36,9 @@ with lit(folder, rank, {"rank": rank, "world_size": world}) as beacon:
         if line == "die\\n":
             import os
             os._exit(3)
+        if line == "leave\\n":
+            import os
+            os._exit(0)
         if line == "raise\\n":
             raise ValueError("bad batch")
         if line == "step\\n":
@@ -73,7 +76,7 @@ class Played:
         if answers:
             assert process.stdout.readline() == "done\n"
 
-    def monitor(self, limits: Limits = SHORT, *, stop: bool = True, judges_deaths: bool = True) -> Monitor:
+    def monitor(self, limits: Limits = SHORT, *, stop: bool = True, judges_deaths: bool = True, **more) -> Monitor:
         return Monitor(
             self.folder,
             ranks=range(len(self.processes)),
@@ -83,6 +86,7 @@ class Played:
             judges_deaths=judges_deaths,
             raised=list,
             tell=lambda stall, lines: self.told.append((stall, lines)),
+            **more,
         )
 
     def close(self) -> None:
@@ -181,9 +185,10 @@ def test_how_a_process_ended_is_part_of_the_verdict_of_who_knows_it(played) -> N
     watch.poll()
     job.say(1, "die", answers=False)
     job.processes[1].wait()
-    watch.conclude({1: "ended with exit code 3"})
+    watch.ended(1, 3)
+    watch.conclude()
     assert "rank 1 ended with exit code 3 at step 1" in job.told[0][0].cause
-    watch.conclude({1: "once"})
+    watch.conclude()
     assert len(job.told) == 1
 
 
@@ -232,7 +237,8 @@ def test_ranks_that_never_start_get_a_verdict_that_ends_the_job(tmp_path: Path) 
     assert not watch.poll()
     until(watch.poll, 5.0)
     assert watch.poll()
-    watch.conclude({0: "was killed by SIGKILL"})
+    watch.ended(0, -signal.SIGKILL)
+    watch.conclude()
     assert [(stall.kind, stall.ranks) for stall, _ in told] == [("rank_absent", (0, 1))]
     assert json.loads((tmp_path / "stall" / "verdict.json").read_text())["cause"] == told[0][0].cause
 
@@ -260,11 +266,43 @@ def test_a_rank_that_is_stopped_before_it_has_a_beacon_is_named_and_killed(
         process.wait()
 
 
-def test_a_job_that_ends_before_any_rank_has_a_beacon_is_left_to_who_started_it(tmp_path: Path) -> None:
+def test_a_rank_that_ends_before_it_has_a_beacon_is_named_and_those_that_wait_for_it_are_not(tmp_path: Path) -> None:
     told: list[tuple[Stall, list[str]]] = []
-    empty(tmp_path, told, stop=True).conclude({0: "ended with exit code 1"})
-    assert not told
-    assert not (tmp_path / "stall").exists()
+    watch = empty(tmp_path, told, stop=True)
+    watch.ended(1, -signal.SIGKILL)
+    watch.conclude()
+    assert [(stall.kind, stall.ranks) for stall, _ in told] == [("rank_died", (1,))]
+    assert told[0][0].cause == "rank 1 was killed by SIGKILL before it had started: no beacon of it is there"
+
+
+def test_a_rank_that_leaves_early_as_if_all_was_well_is_named_without_waiting_for_the_limit(
+    played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeframe.watch.monitor._GRACE_S", 0.1)
+    job = played(2)
+    watch = job.monitor(Limits(min_s=60.0, median_steps=2.0, first_step_s=60.0, save_s=60.0), judges_deaths=False)
+    watch.poll()
+    job.say(1, "leave", answers=False)
+    watch.ended(1, job.processes[1].wait())
+    until(watch.poll)
+    assert [(stall.kind, stall.ranks) for stall, _ in job.told] == [("rank_died", (1,))]
+    assert "rank 1 ended with exit code 0 at step 1" in job.told[0][0].cause
+
+
+@pytest.mark.parametrize("first", ["launcher", "rank"])
+def test_a_launcher_that_ends_before_its_ranks_is_what_ended_them(played, first: str) -> None:
+    job = played(1)
+    launcher = subprocess.Popen(["sleep", "100"])
+    watch = job.monitor(launcher=(launcher.pid, start_ticks(launcher.pid)))
+    watch.poll()
+    for process in (launcher, job.processes[0])[:: 1 if first == "launcher" else -1]:
+        process.kill()
+        process.wait()
+        watch.wait()
+    until(watch.poll)
+    found = job.told[0][0]
+    assert (found.kind, found.ranks) == ("launcher_died" if first == "launcher" else "rank_died", (0,))
+    assert (f"process {launcher.pid} on" in found.cause) == (first == "launcher")
 
 
 def test_under_report_ranks_that_start_late_are_told_once_and_watched_after(tmp_path: Path) -> None:

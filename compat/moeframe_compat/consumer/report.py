@@ -108,6 +108,8 @@ def _places(  # noqa: C901, PLR0911, PLR0912 - one branch per family
         return usage.words.get(f.symbol.rpartition(" ")[2].removeprefix("cli:"), []) + usage.strings.get(
             f.symbol.rpartition(" ")[2].removeprefix("cli:"), []
         )
+    if family == "EN":
+        return usage.strings.get(f.old, []) + usage.words.get(f.old, [])
     if f.rule == "PL001":
         key = f.symbol.partition(":")[2]
         return usage.strings.get(key, []) + [p for p in usage.words.get(key, []) if p.file.endswith((".yaml", ".yml"))]

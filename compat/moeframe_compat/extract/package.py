@@ -125,7 +125,11 @@ def assemble(tree: Tree, parts: Mapping[str, Part]) -> Snapshot:
             module.exports = _expanded(snapshot, module, 0)
     snapshot.surfaces.project = read_project(tree)
     snapshot.version = snapshot.surfaces.project.version or _version(snapshot.modules.get(tree.package)) or ""
-    snapshot.sources = Sources({f: tree.files[f] for f in parts if f.endswith(".py") and module_name(f, tree)})
+    sources = {f: tree.files[f] for f in parts if f.endswith(".py") and module_name(f, tree)}
+    read = (".py", ".yaml", ".yml")
+    snapshot.sources = Sources(
+        sources, {f: data for f, data in tree.files.items() if f.endswith(read) and f not in sources}
+    )
     snapshot.documents = Sources(tree.documents)
     snapshot.ledger = tree.files.get(f"{tree.prefix}/{LEDGER_FILE}", b"").decode(errors="replace")
     return snapshot
@@ -165,10 +169,13 @@ _TABLE = re.compile(r"^[A-Za-z_]+ *(:[^=\n]*)?= *\{", re.MULTILINE)
 
 
 def _surfaces(surfaces: Surfaces, module: Module, syntax: ast.Module, text: str) -> None:
+    from moeframe_compat.extract.environment import WORDS, read_variables
     from moeframe_compat.extract.surfaces import read_surfaces
 
     if any(word in text for word in _INTERESTING) or _TABLE.search(text):
         read_surfaces(surfaces, module, syntax)
+    if any(word in text for word in WORDS):
+        read_variables(surfaces, module, syntax)
 
 
 def _expanded(snapshot: Snapshot, module: Module, depth: int) -> list[str]:

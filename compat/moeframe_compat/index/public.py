@@ -59,6 +59,11 @@ def below(path: str, prefixes: Iterable[str]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
+def is_test(path: str) -> bool:
+    """Is a module one of tests?"""
+    return any(_TESTS.match(p) for p in path.split("."))
+
+
 def module_is_public(path: str) -> bool:
     """Is every part of a module's path public, and none of it tests?"""
     return not any(is_private(p) or _TESTS.match(p) or p == "__main__" for p in path.split("."))

@@ -60,10 +60,10 @@ class Snapshot:
 
 
 class Sources:
-    """Python sources of a release by file, decoded when they are asked for."""
+    """Python sources of a release by file, decoded when they are asked for; `beside`: what else the release has."""
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self._files = files
+    def __init__(self, files: dict[str, bytes], beside: dict[str, bytes] | None = None) -> None:
+        self._files, self._beside = files, beside or {}
 
     def __iter__(self) -> Iterator[str]:
         """Names of the files."""
@@ -83,6 +83,10 @@ class Sources:
         """Is the word in quotes anywhere?"""
         plain = word.encode()
         return any(b"'%b'" % plain in data or b'"%b"' % plain in data for data in self._files.values())
+
+    def contain(self, word: str) -> bool:
+        """Is the word in quotes in a source, or anywhere in another file of the release?"""
+        return self.mention(word) or any(word.encode() in data for data in self._beside.values())
 
 
 def digest(content: Any) -> str:

@@ -103,6 +103,16 @@ class GroupUse:
 
 
 @dataclass(slots=True)
+class Variable:
+    """An environment variable that the package reads; `computed`: `name` is the text of an expression."""
+
+    name: str
+    file: str
+    line: int
+    computed: bool = False
+
+
+@dataclass(slots=True)
 class Recipe:
     """A bundled YAML or TOML file: dotted key to value, and dotted key to line."""
 
@@ -150,6 +160,7 @@ class Surfaces:
     registrations: list[Registration] = field(default_factory=list)
     resolvers: list[Resolver] = field(default_factory=list)
     groups: list[GroupUse] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
     structured: list[str] = field(default_factory=list)
     recipes: list[Recipe] = field(default_factory=list)
     project: Project = field(default_factory=Project)

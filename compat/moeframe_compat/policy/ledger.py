@@ -14,6 +14,7 @@ from typing import Any
 
 from moeframe_compat.errors import UsageError
 from moeframe_compat.index.classes import fields
+from moeframe_compat.index.environment import environment
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.model.objects import Class, Function
 from moeframe_compat.policy.versions import at_least, release
@@ -43,6 +44,7 @@ _REMOVALS = {
     "PY108",
     "PL002",
     "DP008",
+    "EN001",
 }
 _SENTINELS = {"PY109"}
 """What a working shim changes: its old parameter defaults to a mark that says "not given"."""
@@ -178,6 +180,8 @@ def apply_ledger(ctx: Context, changes: list[Change], verdicts: dict[str, tuple[
 
 def _about(c: Change, symbol: str) -> bool:
     """Does a finding's symbol end in the changed name, and does the owner agree where one is named?"""
+    if symbol.startswith("environment:") != (c.surface == "environment"):
+        return False
     if _tail(symbol) != c.name:
         return False
     owner = re.split(r"[.(: ]", c.old)
@@ -221,7 +225,8 @@ def _consistent(ctx: Context, c: Change, *, due: bool) -> None:
             why="the ledger sends users to a name that does not exist",
             fix="correct `new` in the ledger, or add what it names",
         )
-    if c.kind in ("rename", "remove", "move") and due and knows(ctx.new, c.surface, c.old):
+    refused = c.surface == "environment"  # by reading it
+    if c.kind in ("rename", "remove", "move") and due and not refused and knows(ctx.new, c.surface, c.old):
         if c.surface in ("config", "recipe") and knows(ctx.old, c.surface, c.old) is False:
             ctx.emit(
                 "CF015",
@@ -261,6 +266,9 @@ def knows(index: Index, surface: str, name: str) -> bool:
             if isinstance(cls, Class)
             for f in fields(index, Found(f"{p}.{n}", p, cls))
         )
+    if surface == "environment":
+        sources = index.snapshot.sources
+        return environment(index).may_read(name) or (sources is not None and sources.contain(name))
     s = index.snapshot.surfaces
     if surface == "cli":
         options = [*s.options, *(o for b in s.bundles for o in b.options)]

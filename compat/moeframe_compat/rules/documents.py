@@ -26,6 +26,7 @@ _FAMILIES = {
     "CF003": "key",
     "CL001": "option",
     "CL007": "command",
+    "EN001": "variable",
 }
 
 
@@ -57,7 +58,7 @@ def check_documents(ctx: Context, ledger: list[Change]) -> None:
 
 
 def _declared(ledger: list[Change]) -> Iterator[_Old]:
-    kinds = {"config": "key", "recipe": "key", "cli": "option"}
+    kinds = {"config": "key", "recipe": "key", "cli": "option", "environment": "variable"}
     for c in ledger:
         if c.kind != "default":
             kind = kinds.get(c.surface, "keyword" if "(" in c.old else "name")
@@ -83,6 +84,7 @@ def _old(symbol: str, full: str, name: str, new: str, kind: str) -> _Old:
         "keyword": rf"(?<![\w.]){word}\s*=(?!=)",
         "name": rf"(?<!\w){word}(?=\(|`)|import [\w, ]*\b{word}\b",
         "option": rf"(?<![\w-])--{dashed}(?![\w-])",
+        "variable": rf"(?<!\w){word}(?!\w)",
         "command": rf"(?<![\w-]){dashed}(?= -|`)",
     }
     return _Old(symbol, name, new, re.compile(patterns[kind]))

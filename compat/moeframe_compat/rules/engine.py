@@ -11,6 +11,7 @@ from moeframe_compat.rules.cli import check_cli
 from moeframe_compat.rules.cli_outputs import check_outputs
 from moeframe_compat.rules.config import check_validation
 from moeframe_compat.rules.context import Context
+from moeframe_compat.rules.environment import check_environment
 from moeframe_compat.rules.exports import check_exports, check_modules, counterpart, further_counterparts
 from moeframe_compat.rules.hooks import check_hooks
 from moeframe_compat.rules.loaded import check_loaded
@@ -49,6 +50,7 @@ def run_rules(ctx: Context) -> None:
     check_recipes(ctx)
     check_cli(ctx)
     check_outputs(ctx)
+    check_environment(ctx)
     check_plugins(ctx, shims)
     check_project(ctx)
     check_checkpoints(ctx, shims)

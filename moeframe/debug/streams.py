@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 _DRIVER: Final = "libcuda.so.1"
 _MAPPED: Final = 2
 """CU_MEMHOSTREGISTER_DEVICEMAP."""
-_NO_BARRIER: Final = 1
-"""CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER: the number comes after the kernels before it; their data may come later."""
+_WITH_BARRIER: Final = 0
+"""CU_STREAM_WRITE_VALUE_DEFAULT. Takes the device 2 us; without a barrier an H200's driver refuses the write."""
 
 
 class StreamProgress:
@@ -43,7 +43,7 @@ class StreamProgress:
         self._pointer = pointer.value
         self._write = driver.cuStreamWriteValue64_v2
         self._write.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)
-        _call(driver, "cuStreamWriteValue64_v2", stream_number(), self._pointer, 0, _NO_BARRIER)
+        _call(driver, "cuStreamWriteValue64_v2", stream_number(), self._pointer, 0, _WITH_BARRIER)
 
     @classmethod
     def of(cls, stream_number: Callable[[], int]) -> StreamProgress | None:
@@ -63,7 +63,7 @@ class StreamProgress:
         """Have the current stream write `number` behind all work launched so far; returns the stream."""
         stream = self._stream_number()
         offset = self._record.launched(number, stream, place, time.time())
-        self._write(stream, self._pointer + offset, number, _NO_BARRIER)
+        self._write(stream, self._pointer + offset, number, _WITH_BARRIER)
         return stream
 
     def running(self) -> DeviceState:

@@ -37,7 +37,7 @@ class Driver:
         pointer._obj.value = self.address + 2**50
 
     def streamwritevalue64(self, stream, pointer, value, flags) -> None:
-        assert flags == 1
+        assert flags == 0
         self.queue.append((pointer - 2**50, value))
 
     def run(self, number: int) -> None:

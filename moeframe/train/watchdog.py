@@ -10,9 +10,11 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from moeframe.config.load import load_recipe
 from moeframe.config.schema import Recipe, WatchdogConfig
@@ -25,7 +27,7 @@ from moeframe.train.failure import read_failures
 from moeframe.train.run_directory import RunDirectory
 from moeframe.train.saved import go_on
 from moeframe.watch.monitor import Limits, Monitor, SupersededError
-from moeframe.watch.processes import Process, start_ticks
+from moeframe.watch.processes import Process, how_it_ended, start_ticks
 from moeframe.watch.stall import StallDirectory
 from moeframe.watch.table import verdict_text
 from moeframe.watch.view import Raised
@@ -33,6 +35,9 @@ from moeframe.watch.view import Raised
 __all__ = ["limits_of", "main", "monitor", "raised_in", "start_beside"]
 
 logger = logging.getLogger(__name__)
+
+_STARTS: Final = 5
+"""How often a watchdog that has ended is started again: it may be killed, or fail for a reason that stays."""
 
 
 def limits_of(config: WatchdogConfig) -> Limits:
@@ -127,6 +132,8 @@ def _close(run_dir: RunDirectory, ranks: Collection[int]) -> None:
 def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], processes: Sequence[Process]) -> None:
     """Start the watchdog of this node, which outlives this rank and ends with the last rank of the node.
 
+    One that is killed is started again, a few times, while this rank lives.
+
     Args:
         run_dir: of the job.
         world: this process among all.
@@ -137,13 +144,25 @@ def start_beside(run_dir: RunDirectory, world: World, plugins: Sequence[str], pr
     local = processes[first : first + world.local_world_size]
     launcher = os.getppid(), start_ticks(os.getppid())
     numbers = [str(world.world_size), str(first), _text(launcher), ",".join(map(_text, local))]
-    with (run_dir.log_dir / f"watchdog-{first}.log").open("ab") as log:
-        subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "moeframe.train.watchdog", str(run_dir.path), *numbers, *plugins],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            start_new_session=True,  # whoever kills this rank and its group leaves the watchdog alone
-        )
+    command = [sys.executable, "-m", "moeframe.train.watchdog", str(run_dir.path), *numbers, *plugins]
+
+    def start() -> subprocess.Popen[bytes]:
+        with (run_dir.log_dir / f"watchdog-{first}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                start_new_session=True,  # whoever kills this rank and its group leaves the watchdog alone
+            )
+
+    def keep(process: subprocess.Popen[bytes]) -> None:
+        for _ in range(_STARTS):
+            if (code := process.wait()) == 0:
+                return
+            logger.warning("the watchdog of this node %s; it is started again", how_it_ended(code))
+            process = start()
+
+    threading.Thread(target=keep, args=(start(),), name="moeframe-watchdog", daemon=True).start()
 
 
 def _text(process: Process) -> str:
@@ -180,7 +199,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         while True:
             watch.wait()
-            if watch.poll():
+            try:
+                ending = watch.poll()
+            except OSError:  # something is wrong with the ranks, and the disk may be what it is
+                logger.exception("the verdict cannot be written: the ranks are ended without one")
+                ending = True
+            if ending:
                 watch.end_ranks()
             if watch.over():
                 watch.close()

@@ -6,11 +6,13 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from moeframe.protocols.stall import RankState, Stall
+from moeframe.trace import told
 from moeframe.watch.beacon import beacon_file, stack_file
 from moeframe.watch.crash import read_crash
 from moeframe.watch.judge import judge
@@ -29,6 +31,8 @@ _FLUSH_S: Final = 10.0
 """How often beacons are handed to the file system, for who reads them on another machine."""
 _ENDS_S: Final = 0.05
 """How often to look whether a process has ended."""
+_LEADER_S: Final = 60.0
+"""How long a monitor that leads may take to gather what is known, and to judge."""
 _STARTED_S: Final = 30.0
 """The beacons of a node appear together; one that is not there by then will not come once all others have gone."""
 
@@ -116,6 +120,8 @@ class Monitor:
         self._lost_at: float | None = None
         self._gave = False
         self._leads = False
+        self._led_since: float | None = None
+        self._still: int | None = None
         self._reported: dict[int, int] | None = None
 
     def know(self, processes: Mapping[int, Process]) -> None:
@@ -156,6 +162,9 @@ class Monitor:
             return self._watch_reported(views)
         if self._stall.asked or self._stall.judged:
             return self._join(views)
+        self._gave, self._still = False, None
+        if not self._stall.path.exists():
+            self._led_since = None
         reason = self._reason(views)
         return False if reason is None else self._lead(reason)
 
@@ -206,6 +215,7 @@ class Monitor:
             if count != view.moment.count:
                 self._moved[view.rank] = (view.moment.count, now)
             elif view.state != "finished" and now - since > limit:
+                self._still = view.rank
                 return f"rank {view.rank} has not moved for {now - since:.1f} s (limit {limit:.1f} s)"
         if len(views) < len(self._ranks) and now - self._awaited_since > self._limits.first_step_s:
             return f"only {len(views)} of {len(self._ranks)} ranks of this node have started"
@@ -221,7 +231,7 @@ class Monitor:
 
     def _lead(self, reason: str) -> bool:
         if not self._stall.claim():
-            return False  # somebody else does
+            return self._await_leader()
         self._leads = True
         self._stall.ask(reason)
         logger.info("%s", reason)
@@ -236,6 +246,10 @@ class Monitor:
         views, _ = read_views(self._run_dir, now=time.time())
         silent = self._stall.wait_for([view.rank for view in views])
         views = known_views(self._run_dir, self._raised(), ended_by, silent=silent)
+        if self._has_moved_on(views):
+            self._stall.put_away()
+            self._start_anew()
+            return False
         began = time.time() - (time.monotonic() - self._began)
         stall = judge(
             views,
@@ -255,11 +269,42 @@ class Monitor:
         """Do the part of this node in what another monitor leads."""
         if not self._gave and not self._leads:
             self._gave = True
-            self._give(views)
+            with suppress(FileNotFoundError):  # the leader has put it away
+                self._give(views)
         if not self._stall.judged:
-            return False
+            return self._await_leader()
         self._reported = {view.rank: view.moment.count for view in views}
         return self._stop
+
+    def _await_leader(self) -> bool:
+        """Wait for who leads, but not for ever: it may have been killed, or its node have gone."""
+        now = time.monotonic()
+        self._led_since = self._led_since or now
+        if self._leads or now - self._led_since < _LEADER_S:
+            return False
+        logger.warning("no verdict has come for %.0f s: who led has gone, and this watchdog judges", _LEADER_S)
+        self._leads = True
+        if not self._gave:
+            self._stall.ask("who led has gone")
+            self._give(self.local_views())
+        return self._conclude()
+
+    def _has_moved_on(self, views: Sequence[RankView]) -> bool:
+        """Whether the rank that stood still goes on, by the time that all is known: then nothing is wrong."""
+        before = None if self._still is None else self._moved[self._still][0]
+        for view in views:
+            if view.rank == self._still and view.state == "running" and view.moment.count != before:
+                logger.warning(
+                    "rank %d, which had stood still, goes on %s: no verdict", view.rank, told("at", view.place)
+                )
+                return True
+        return False
+
+    def _start_anew(self) -> None:
+        """Watch as before, after a stall that is over."""
+        self._reported, self._gave, self._leads, self._lost_at, self._led_since = None, False, False, None, None
+        self._moved.clear()
+        self._awaited_since = time.monotonic()
 
     def _watch_reported(self, views: Sequence[RankView]) -> bool:
         """Under `report`, watch again once every rank that is there has moved on, or the first one has started."""
@@ -271,9 +316,7 @@ class Monitor:
         ):
             if self._leads:
                 self._stall.put_away()
-            self._reported, self._gave, self._leads, self._lost_at = None, False, False, None
-            self._moved.clear()
-            self._awaited_since = time.monotonic()
+            self._start_anew()
         return False
 
     def close(self) -> None:

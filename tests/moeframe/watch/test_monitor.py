@@ -200,6 +200,38 @@ def test_two_monitors_reach_one_verdict_and_both_act_on_it(played) -> None:
     assert len(job.told) == 1
 
 
+def test_a_rank_that_goes_on_while_evidence_is_gathered_gets_no_verdict(
+    played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = played(1)
+    watch = job.monitor()
+    give = StallDirectory.give
+    monkeypatch.setattr(StallDirectory, "give", lambda *given: (give(*given), job.say(0, "step")))
+    until(lambda: watch.poll() or caplog.messages)
+    assert not job.told
+    assert caplog.messages == ["rank 0, which had stood still, goes on at step 2, layer 2, data (forward): no verdict"]
+    assert not (job.folder / "stall").exists()
+    monkeypatch.undo()
+    until(watch.poll)
+    assert [stall.kind for stall, _ in job.told] == ["all_idle"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_where_the_watchdog_that_leads_has_gone_another_one_judges(
+    played, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    monkeypatch.setattr("moeframe.watch.monitor._LEADER_S", 0.3)
+    job = played(1)
+    gone = StallDirectory(run_dir=job.folder)
+    assert gone.claim()
+    if asked:
+        gone.ask("rank 0 has not moved")
+    watch = job.monitor()
+    assert not watch.poll()
+    until(watch.poll)
+    assert [stall.kind for stall, _ in job.told] == ["all_idle"]
+
+
 def test_under_report_a_stall_is_told_once_and_the_next_one_again(played) -> None:
     job = played(1)
     watch = job.monitor(stop=False)

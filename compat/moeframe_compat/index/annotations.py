@@ -97,7 +97,10 @@ class _Reader:
             return self.read(parts[0])
         if head == "Callable":
             return frozenset({Type("Callable", ())})
-        (base,) = self._named(ast.unparse(node.value))
+        named = self._named(ast.unparse(node.value))
+        if len(named) != 1:
+            raise _OpaqueError  # an alias of a union that takes types
+        (base,) = named
         args = []
         for p in parts:
             if isinstance(p, ast.Constant) and p.value is ...:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from moeframe_compat.index.lookup import Index, parse
+from moeframe_compat.index.lookup import Found, Index, parse
 from moeframe_compat.index.public import is_test
 from moeframe_compat.index.values import evaluate
+from moeframe_compat.model.objects import Attribute, Class
 
 Place = tuple[str, int]
 
@@ -45,7 +47,16 @@ def environment(index: Index) -> Environment:
             out.patterns.add(pattern)
         else:
             out.names.setdefault(re.sub(r"\\(.)", r"\1", pattern), (v.file, v.line))
+    out.patterns |= set(_settings(index))
     return out
+
+
+def _settings(index: Index) -> Iterator[str]:
+    """Patterns for the fields of pydantic's settings, which are read by their names in either case."""
+    for path, module in index.modules.items():
+        for cls in module.members.values():
+            if isinstance(cls, Class) and index.inherits(Found(f"{path}.{cls.name}", path, cls), "BaseSettings"):
+                yield from (f"(?i:.*{m.name})" for m in cls.members.values() if isinstance(m, Attribute))
 
 
 _ANY = ".*"

@@ -84,6 +84,10 @@ class Sources:
         plain = word.encode()
         return any(b"'%b'" % plain in data or b'"%b"' % plain in data for data in self._files.values())
 
+    def hold(self, text: str) -> bool:
+        """Is a text anywhere in the sources?"""
+        return any(text.encode() in data for data in self._files.values())
+
     def contain(self, word: str) -> bool:
         """Is the word in quotes in a source, or anywhere in another file of the release?"""
         return self.mention(word) or any(word.encode() in data for data in self._beside.values())

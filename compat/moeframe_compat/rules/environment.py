@@ -6,6 +6,7 @@ import difflib
 import re
 
 from moeframe_compat.index.environment import environment
+from moeframe_compat.model.snapshot import Sources
 from moeframe_compat.rules.context import Context
 
 _OTHERS = re.compile(
@@ -18,6 +19,17 @@ _OTHERS = re.compile(
     r"|KUBERNETES)_\w+"
 )
 """Variables of systems, launchers and libraries: what reads one in place of the package need not be seen here."""
+
+
+def _put_together(name: str, sources: Sources) -> bool:
+    """Are there texts that a name may be made of: its beginning in front of a brace or quote, or its end in quotes?"""
+    cuts = [i for i, letter in enumerate(name) if letter == "_"]
+    parts = [f"{name[: i + 1]}{mark}" for i in cuts for mark in ("{", "%", "'", '"')]
+    for i in (-1, *cuts):
+        end = name[i + 1 :]
+        parts += [f"{mark}{word}{mark}" for word in (end, end.lower()) for mark in ("'", '"')]
+        parts += [f"}}_{end}", f"'_{end}'", f'"_{end}"']
+    return any(sources.hold(part) for part in parts)
 
 
 def check_environment(ctx: Context) -> None:
@@ -33,7 +45,7 @@ def check_environment(ctx: Context) -> None:
     for name, was in lost.items():
         if sources is not None and sources.contain(name):
             continue  # in a table, an error text, a file of settings
-        if now.unknown > before.unknown:
+        if sources is not None and now.unknown > before.unknown and _put_together(name, sources):
             ctx.skipped.add(f"EN001 for {name}: names of variables are computed")
             continue
         new = next(iter(difflib.get_close_matches(name, fresh, 1, 0.5)), "")

@@ -151,13 +151,14 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
             return code
     failures = read_failures(run_dir.log_dir)
     verdict = StallDirectory(run_dir=run_dir.path).verdict()
-    if verdict is not None and verdict["kind"] not in ("rank_raised", "data_ended"):
-        error = [failures[0].full] if failures and not failures[0].secondhand else []
+    own = [failure for failure in failures[:1] if not failure.secondhand]
+    if verdict is not None and not (own and verdict["kind"] in ("rank_raised", "data_ended")):
+        error = [failure.full for failure in own]
         print("\n".join([*error, verdict_text(verdict), f"logs: {run_dir.log_dir}"]), file=sys.stderr)
         return 1
-    if failures and not failures[0].secondhand:
-        print(f"{failures[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)
-        return failures[0].exit_code
+    if own:
+        print(f"{own[0].full}\nlogs: {run_dir.log_dir}", file=sys.stderr)
+        return own[0].exit_code
     if outcome.received:
         with suppress(OSError):  # a full disk; the terminal is told
             run_dir.write_json(run_dir.ended_file.name, {"stopped_by": outcome.received})

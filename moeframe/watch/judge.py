@@ -49,6 +49,8 @@ ADVICE: Final[dict[StallKind, str]] = {
 _KILLED: Final = "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person."
 _ABORTED: Final = "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
 
+_CRASHED: Final = "The stacks of all its threads at the crash are in stall/rank-<n>.stack."
+
 _KERNEL: Final = (
     "CUDA_LAUNCH_BLOCKING=1 has the host wait for each kernel, so that the stack in stall/ shows which it is; another "
     "backend for that phase shows whether the job runs without it."
@@ -96,10 +98,13 @@ def judge(
         ended_by: how processes of ranks ended, in words, where that is known; told of those that had not started.
         launcher_end: how the process that started the ranks has ended, in words, where it ended before them.
     """
-    found = _raised(views) or _orphaned(views, launcher_end) or _died(views) or _stopped(views)
     missing = sorted(set(range(world_size)) - {view.rank for view in views})
+    lost = [rank for rank in missing if rank in ended_by or processes.get(rank) == "dead"]
+    found = _raised(views) or _orphaned(views, launcher_end)
+    if found is None and not (lost and not any(view.ended_by for view in views)):
+        found = _died(views) or _stopped(views)
     if found is None and missing:
-        kind, ranks, cause, advice = _not_started(missing, world_size, processes, ended_by, launcher_end)
+        kind, ranks, cause, advice = _not_started(missing, lost, world_size, processes, ended_by, launcher_end)
         place, since = Place(), min((view.since for view in views), default=began)
     else:
         kind, guilty, cause = found or _mismatched(views) or _waiting(views) or _silent(views)
@@ -237,7 +242,9 @@ def _aborted(dead: Sequence[RankView], views: Sequence[RankView]) -> _Found | No
 
 def _of_deaths(dead: Sequence[RankView]) -> list[str]:
     """Return what to do about ranks that died, by how they did; where nobody saw it, both may be."""
-    unseen = any(not view.ended_by and view.crash is None for view in dead)
+    if any(view.crash for view in dead):
+        return [_CRASHED]
+    unseen = any(not view.ended_by for view in dead)
     of_signals = {"SIGKILL": _KILLED, "SIGABRT": _ABORTED}
     found = [advice for name, advice in of_signals.items() if unseen or any(name in _ended(view) for view in dead)]
     return found or [ADVICE["rank_died"]]
@@ -253,19 +260,22 @@ def _stopped(views: Sequence[RankView]) -> _Found | None:
 
 def _not_started(
     missing: Sequence[int],
+    lost: Sequence[int],
     world_size: int,
     processes: Mapping[int, str],
     ended_by: Mapping[int, str],
     launcher_end: str,
 ) -> tuple[StallKind, Sequence[int], str, str]:
-    """Judge a job of which ranks have no beacon, for which any others wait; returns kind, ranks, cause and advice."""
+    """Judge a job of which ranks have no beacon, for which the others wait; returns kind, ranks, cause and advice.
+
+    `lost` are those of them whose processes have ended; what waits for them may have been ended since.
+    """
     if launcher_end:
         cause = f"{launcher_end} before {ranks_text(missing)} of {world_size} had started"
         return "launcher_died", missing, cause, ADVICE["launcher_died"]
-    dead = [rank for rank in missing if rank in ended_by or processes.get(rank) == "dead"]
-    if dead:
-        how = "; ".join(f"rank {rank} {ended_by.get(rank, _UNSEEN)}" for rank in dead)
-        return "rank_died", dead, f"{how} before it had started: no beacon of it is there", _DIED_EARLY
+    if lost:
+        how = "; ".join(f"rank {rank} {ended_by.get(rank, _UNSEEN)}" for rank in lost)
+        return "rank_died", lost, f"{how} before it had started: no beacon of it is there", _DIED_EARLY
     cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
     stopped = [rank for rank in missing if processes.get(rank) == "stopped"]
     if not stopped:
@@ -369,4 +379,6 @@ def _silent(views: Sequence[RankView]) -> _Found:
         behind = [view for view in deaf if view.progress == least]
         kind: StallKind = "backend_stuck" if behind[0].fused else "all_idle"
         return kind, behind, f"{_each(behind)}: native code holds the interpreter, and no Python thread runs"
+    if there == list(views) and all(view.state == "finished" for view in there):
+        return "all_idle", there, f"training is over, and a process does not end ({_each(there)})"
     return "all_idle", there, f"no rank moves, and none waits in a collective ({_each(there)})"

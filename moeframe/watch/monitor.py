@@ -214,7 +214,9 @@ class Monitor:
             count, since = self._moved.get(view.rank, (-1, now))
             if count != view.moment.count:
                 self._moved[view.rank] = (view.moment.count, now)
-            elif view.state != "finished" and now - since > limit:
+            elif now - since > (self._limits.first_step_s if view.state == "finished" else limit):
+                if health(view.pid, view.start_ticks) == "dead":
+                    continue  # it has ended as it should
                 self._still = view.rank
                 return f"rank {view.rank} has not moved for {now - since:.1f} s (limit {limit:.1f} s)"
         if len(views) < len(self._ranks) and now - self._awaited_since > self._limits.first_step_s:
@@ -320,9 +322,15 @@ class Monitor:
         return False
 
     def close(self) -> None:
-        """Put a reported stall away that the ranks of this node have got over: they have all finished."""
+        """Put a stall away that was only reported, and that the ranks of this node have got over: all have finished."""
         views = self.local_views()
-        if views and self._leads and self._reported is not None and all(view.state == "finished" for view in views):
+        if (
+            views
+            and not self._stop
+            and self._leads
+            and self._reported is not None
+            and all(view.state == "finished" for view in views)
+        ):
             self._stall.put_away()
 
     def conclude(self) -> None:

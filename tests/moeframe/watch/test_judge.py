@@ -163,6 +163,15 @@ def test_ranks_that_ended_with_the_process_that_started_them_are_not_to_blame() 
     assert judged(dead[0], replace(dead[1], ended_by="was killed by SIGKILL")).ranks == (1,)
 
 
+@pytest.mark.parametrize("known", [{"ended_by": {1: "was killed by SIGKILL"}}, {"processes": {1: "dead"}}])
+def test_of_a_rank_that_died_before_it_had_a_beacon_the_one_that_waited_for_it_is_not_the_cause(known) -> None:
+    stall = judge([rank(0, state="dead")], world_size=2, **known)
+    assert (stall.kind, stall.ranks) == ("rank_died", (1,))
+    assert stall.cause.endswith(" before it had started: no beacon of it is there")
+    later = judge([rank(0, state="dead", ended_by="was killed by SIGKILL")], world_size=2)
+    assert (later.kind, later.ranks) == ("rank_died", (0,))
+
+
 def test_a_launching_process_that_is_killed_before_its_ranks_have_started_is_named() -> None:
     stall = judge([], world_size=2, launcher_end=LAUNCHER_END)
     assert (stall.kind, stall.ranks) == ("launcher_died", (0, 1))

@@ -39,6 +39,10 @@ with lit(folder, rank, {"rank": rank, "world_size": world}) as beacon:
         if line == "leave\\n":
             import os
             os._exit(0)
+        if line == "linger\\n":
+            beacon.end(failed=False)
+            print("done", flush=True)
+            time.sleep(100)
         if line == "raise\\n":
             raise ValueError("bad batch")
         if line == "step\\n":
@@ -319,6 +323,17 @@ def test_a_rank_that_leaves_early_as_if_all_was_well_is_named_without_waiting_fo
     until(watch.poll)
     assert [(stall.kind, stall.ranks) for stall, _ in job.told] == [("rank_died", (1,))]
     assert "rank 1 ended with exit code 0 at step 1" in job.told[0][0].cause
+
+
+def test_a_process_that_does_not_end_after_training_is_told(played) -> None:
+    job = played(1)
+    watch = job.monitor()
+    job.say(0, "linger")
+    until(watch.poll)
+    watch.close()
+    assert [stall.kind for stall, _ in job.told] == ["all_idle"]
+    assert "training is over, and a process does not end (rank 0 after step 1" in job.told[0][0].cause
+    assert (job.folder / "stall" / "verdict.json").exists()
 
 
 @pytest.mark.parametrize("first", ["launcher", "rank"])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from moeframe_compat import __version__
 from moeframe_compat.errors import CLEAN, EXTRACTION, CompatError, ExtractionError, UsageError
 
 _FORMATS = ("text", "json", "github", "markdown")
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeframe-compat", description="Tells what a release breaks, for whom, and how to fix it."
     )
+    parser.add_argument("--version", action="version", version=f"moeframe-compat {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     spec = "dir:PATH, git:REF, wheel:FILE, pypi:VERSION (or pypi:latest) or snapshot:FILE"
 

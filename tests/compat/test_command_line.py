@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from moeframe_compat import __version__
 from moeframe_compat.cli import main
 from moeframe_compat.rules.base import catalogue
 
@@ -264,3 +265,10 @@ def test_a_report_that_cannot_be_written_is_one_line_and_no_verdict() -> None:
         3,
         "moeframe-compat: the report cannot be written: No space left on device\n",
     )
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"moeframe-compat {__version__}\n"

@@ -17,7 +17,8 @@ _LONGEST = 200
 _TELLING = frozenset(
     {
         *(ast.If, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Raise, ast.Assert, ast.Call),
-        *(ast.Yield, ast.YieldFrom, ast.Return, ast.Assign, ast.AnnAssign, ast.Subscript, ast.Compare, ast.Name),
+        *(ast.Yield, ast.YieldFrom, ast.Return, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Subscript, ast.Compare),
+        ast.Name,
     }
 )
 """Nodes that say something by themselves."""
@@ -27,6 +28,7 @@ class BodyReader:
     """Walks one function body. `attributes` collects `self.x = ...` as name to (line, text of the value).
 
     `state` collects what may be saved, and `named` what calls such as `self.add_module("x", ...)` give a name to.
+    `changing` collects attributes that are assigned twice, or from a parameter that is assigned itself.
     """
 
     def __init__(self, node: FunctionNode, *, method: bool) -> None:
@@ -34,6 +36,8 @@ class BodyReader:
         self.attributes: dict[str, tuple[int, str]] = {}
         self.state: dict[str, str] = {}
         self.named: list[str] = []
+        self.changing: set[str] = set()
+        self._stored: set[str] = set()
         args = node.args
         named = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
         self._self = named[0] if method and named else None
@@ -50,6 +54,9 @@ class BodyReader:
         only = statements[0] if len(statements) == 1 else None
         if isinstance(only, ast.Return) and only.value is not None and not (named or args.vararg or args.kwarg):
             self.body.result = ast.unparse(only.value)[:_LONGEST]
+        if isinstance(only, ast.Return) and isinstance(only.value, ast.Attribute) and self._is_self(only.value.value):
+            self.body.gives = only.value.attr
+        self.changing |= {name for name, (_, text) in self.attributes.items() if text in self._stored}
         self.body.stub = _only_raises(statements)
         self.body.calls = f"{zlib.crc32(' '.join(sorted(self._calls)).encode()):08x}" if self._calls else ""
         self.body.reads = sorted(set(self.body.reads))
@@ -87,6 +94,9 @@ class BodyReader:
                 self._outputs.assigned(target, node.value)  # type: ignore[attr-defined]
         elif kind is ast.AnnAssign:
             self._assign(node.target, node.value)  # type: ignore[attr-defined]
+        elif kind is ast.AugAssign:
+            if isinstance(node.target, ast.Attribute) and self._is_self(node.target.value):  # type: ignore[attr-defined]
+                self.changing.add(node.target.attr)  # type: ignore[attr-defined]
         elif kind is ast.Subscript and isinstance(node.value, ast.Name) and node.value.id in self._params:  # type: ignore[attr-defined]
             self._key(node.value.id, node.slice)  # type: ignore[attr-defined]
             self._visit(node.slice)  # type: ignore[attr-defined]
@@ -98,9 +108,12 @@ class BodyReader:
         elif kind is ast.Compare:
             if self._membership(node):  # type: ignore[arg-type]
                 return True
-        elif kind is ast.Name and node.id == self._varkw:  # type: ignore[attr-defined]
-            self.body.forwards = True
-            return True
+        elif kind is ast.Name:
+            if node.id == self._varkw:  # type: ignore[attr-defined]
+                self.body.forwards = True
+                return True
+            if type(node.ctx) is ast.Store:  # type: ignore[attr-defined]
+                self._stored.add(node.id)  # type: ignore[attr-defined]
         return False
 
     def _visit_all(self, node: ast.AST) -> None:
@@ -187,11 +200,16 @@ class BodyReader:
         if isinstance(target, (ast.Tuple, ast.List)):
             for t in target.elts:
                 self._assign(t, None)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == self._self:
+        elif isinstance(target, ast.Attribute) and self._is_self(target.value):
             text = ast.unparse(value) if value is not None and self._texts else ""
+            if target.attr in self.attributes:
+                self.changing.add(target.attr)
             self.attributes.setdefault(target.attr, (target.lineno, text))
             if self._texts and self.state.get(target.attr, "None") == "None":
                 self.state[target.attr] = text
+
+    def _is_self(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id == self._self
 
     def _is_varkw(self, node: ast.AST) -> bool:
         return self._varkw is not None and isinstance(node, ast.Name) and node.id == self._varkw

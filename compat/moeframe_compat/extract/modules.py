@@ -179,6 +179,8 @@ class _Scope:
         function.wraps = read_wrapper(node)
         if owner is None or function.binding != "method":
             return
+        again = [n for n in reader.attributes if n in owner.members or node.name != "__init__"]
+        owner.changing += [n for n in (*again, *sorted(reader.changing)) if n not in owner.changing]
         for name, (line, text) in reader.attributes.items():
             if name not in owner.members:
                 owner.members[name] = Attribute(name, line, text or None, instance=True, setter=node.name)

@@ -119,6 +119,7 @@ class Body:
         warns: Text of the deprecation it announces, if any.
         calls: A digest of the names it calls, for telling a rename from a rewrite.
         result: What a function without parameters returns, where it does nothing else.
+        gives: The attribute of its own object that a method returns, where it does nothing else.
         unpacks: What it calls with `**mapping` of something that is not its own `**kwargs`.
         hook_calls: Hooks it calls, in order: `name(a, b=None)`; `*` for one whose name is computed.
         exits: Texts of exit codes it ends with.
@@ -139,6 +140,7 @@ class Body:
     warns: str = ""
     calls: str = ""
     result: str = ""
+    gives: str = ""
     unpacks: list[str] = field(default_factory=list)
     hook_calls: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
@@ -212,7 +214,8 @@ class Alias:
 class Class:
     """A class. `bases` and `keywords` are texts; `state` maps entries of its saved state to the text they come from.
 
-    `named` lists what its methods give a name to by a call: `self.add_module("name", ...)` and the like.
+    `named` lists what its methods give a name to by a call: `self.add_module("name", ...)` and the like. `changing`
+    lists attributes that do not stay what the constructor was given.
     """
 
     name: str
@@ -225,6 +228,7 @@ class Class:
     slots: list[str] | None = None
     state: dict[str, str] = field(default_factory=dict)
     named: list[str] = field(default_factory=list)
+    changing: list[str] = field(default_factory=list)
     doc: str = ""
     branch: str = ""
     type_checking: bool = False

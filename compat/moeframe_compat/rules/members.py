@@ -18,6 +18,7 @@ from moeframe_compat.rules.constants import check_constant
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.deprecated import check_window, removal_allowed
 from moeframe_compat.rules.params import Call, ParamCheck
+from moeframe_compat.rules.properties import check_property
 from moeframe_compat.rules.protocols import implemented_by_others
 from moeframe_compat.rules.renames import likely_member
 
@@ -141,21 +142,7 @@ def _method(ctx: Context, path: str, owner: Found, old: Found, new: Found, shims
         )
         return
     if old.obj.role == "property":
-        for had, has, word in (
-            (old.obj.writable, new.obj.writable, "setter"),
-            (old.obj.deletable, new.obj.deletable, "deleter"),
-        ):
-            if had and not has and not old.obj.decorated("cached_property"):
-                ctx.emit(
-                    "PY118",
-                    path,
-                    old=f"has a {word}",
-                    new=f"no {word}",
-                    at=ctx.new_place(new),
-                    was=ctx.old_place(old),
-                    why=f"{'assigning to' if word == 'setter' else 'deleting'} it raises AttributeError",
-                    fix=f"keep the {word}",
-                )
+        check_property(ctx, path, old, new)
         check_annotations(ctx, path, old, new)
         return
     if not _binding(ctx, path, old, new):

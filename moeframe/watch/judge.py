@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -307,16 +307,14 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
     if not waiting:
         return None
     known = {view.rank: view for view in views}
-    awaited = {rank: entry for absent in waiting.values() for rank, entry in absent.items()}
+    awaited = {rank for absent in waiting.values() for rank in absent}
     if not awaited:
         return _all_there([known[rank] for rank in sorted(waiting)])
     ends = [known[rank] for rank in sorted(awaited) if rank not in waiting]
     if not ends:
         return _cycle(waiting, known)
     behind = {view.rank for view in ends}
-    waiters = [rank for rank in sorted(waiting) if set(waiting[rank]) & behind]
-    entry = awaited[ends[0].rank]
-    there = f"{ranks_text(waiters)} {'waits' if len(waiters) == 1 else 'wait'} in {entry}"
+    there = _waiters(waiting, behind)
     finished = [view for view in ends if view.state == "finished"]
     if finished:
         return "data_ended", finished, f"{ranks_text([view.rank for view in finished])} has ended, and {there}"
@@ -328,6 +326,18 @@ def _waiting(views: Sequence[RankView]) -> _Found | None:
     if deaf:
         cause += f"; no Python thread of {ranks_text(deaf)} runs: native code holds the interpreter"
     return "rank_absent", ends, cause
+
+
+def _waiters(waiting: Mapping[int, Mapping[int, Launched]], behind: Collection[int]) -> str:
+    """Say which ranks wait for some of those that are behind, and in what."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(waiting):
+        entry = next((entry for other, entry in waiting[rank].items() if other in behind), None)
+        if entry is not None:
+            found.setdefault(str(entry), []).append(rank)
+    return ", ".join(
+        f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {entry}" for entry, ranks in found.items()
+    )
 
 
 def _all_there(guilty: list[RankView]) -> _Found:

@@ -220,6 +220,15 @@ def test_a_rank_that_does_not_come_is_named_with_who_waits_for_it() -> None:
     assert "ranks 0, 1, 3 wait in all_reduce Float [4], collective 11 of default_pg" in stall.cause
 
 
+def test_who_waits_in_what_is_told_of_each() -> None:
+    receive = rank(2, entry(3, op="recv 2<-1", p2p=True))
+    stall = verdict(waiting(0), rank(1, moment=moment(replace(AT, phase="data"))), receive, world_size=3)
+    assert stall.cause.endswith(
+        "; rank 0 waits in all_reduce Float [4], collective 11 of default_pg, "
+        "rank 2 waits in recv 2<-1 Float [4], message 3 of default_pg"
+    )
+
+
 def test_a_rank_that_runs_no_python_is_told_from_one_that_does() -> None:
     late = rank(2, moment=moment(Place(step=6, phase="data")), deaf=True)
     assert "native code holds the interpreter" in verdict(waiting(0), waiting(1), late, waiting(3)).cause

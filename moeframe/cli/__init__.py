@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import logging
+import re
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Final, TextIO
 
-from moeframe.errors import MoeframeDeprecationWarning, MoeframeError, RecipeError
+from moeframe.errors import MoeframeDeprecationWarning, MoeframeError, RecipeError, UserInputError
 from moeframe.launch.output import lasting_output
 
 __all__ = ["error_text", "main", "with_resume_value"]
 
 _YAML: Final = (".yaml", ".yml")
+_DASHED: Final = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+=")
 
 
 def main() -> None:
@@ -35,9 +38,11 @@ def main() -> None:
 def _run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code."""
     _show_deprecations()
+    _show_warnings()
     try:
         from moeframe.cli.app import app
 
+        _require_plain_overrides(arguments)
         app(args=with_resume_value(arguments), prog_name="moeframe")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -45,13 +50,40 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: {refused}\n")
         return 2
     except MoeframeError as error:
-        from moeframe.cli.wrapping import for_reader
+        from moeframe.cli.wrapping import clipped, for_reader
 
-        sys.stderr.write(f"{for_reader(error_text(error), sys.stderr)}\n")
+        sys.stderr.write(f"{for_reader(clipped(error_text(error)), sys.stderr)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
+
+
+def _require_plain_overrides(arguments: Sequence[str]) -> None:
+    """Refuse ``--train.steps=5``, of which a parser of options can say only that it is none.
+
+    Raises:
+        UserInputError: an argument is an override with dashes before it.
+    """
+    for argument in arguments:
+        if argument == "--":
+            return
+        if _DASHED.match(argument):
+            plain = argument.lstrip("-")
+            raise UserInputError(f"{argument}: an override has no dashes before it. Write {plain}.")
+
+
+def _show_warnings() -> None:
+    """Print what is logged as a warning with that word before it, where no handler is installed."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Levels())
+
+
+class _Levels(logging.Formatter):
+    """Puts the level before a message, as errors have it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {super().format(record)}"
 
 
 def _show_deprecations() -> None:

@@ -14,7 +14,19 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="moeframe",
-    help="Declarative Mixture-of-Experts training.",
+    help="""Train Mixture-of-Experts models from one YAML recipe.
+
+\b
+  moeframe check recipes/quickstart.yaml
+  moeframe run recipes/quickstart.yaml train.steps=50 dispatcher.name=allgather
+  moeframe run recipes/quickstart.yaml --resume
+
+Every command that takes a recipe takes KEY=VALUE too. `moeframe COMMAND --help` says more; docs/keys.md names every
+key, docs/errors.md explains what is refused.
+
+Exit code: 0 good, 1 failed or something was found, 2 refused, 3 could not be checked, 128 + n ended by signal n.
+""",
+    context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -30,22 +42,25 @@ def _file(text: str) -> Path:
 
 
 RecipeArgument = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False, parser=_file)
+    Path, typer.Argument(metavar="RECIPE", help="A recipe, which is a YAML file.", show_default=False, parser=_file)
 ]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Values that win over the file's.", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE...", help="Values that win over the file's, such as train.steps=50.", show_default=False
+    ),
 ]
 PluginOption = Annotated[
     list[str] | None,
     typer.Option(
         "--plugin",
         metavar="MODULE",
-        help="A plugin module that no distribution installed. May be repeated; MOEFRAME_PLUGINS=A,B does the same.",
+        help="Also take what this module offers, which no distribution installed. May be repeated; "
+        "MOEFRAME_PLUGINS=A,B does the same.",
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the same as data.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of text.")]
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
@@ -79,12 +94,18 @@ def _run(
         str | None,
         typer.Option(
             metavar="[RUN_DIR]",
-            help="Go on from the last whole checkpoint of a run; without RUN_DIR: of the newest one of this recipe.",
+            help="Go on from the last whole checkpoint of a run; without RUN_DIR, or with latest: of the newest one of "
+            "this recipe. Without --resume a new run starts.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Check a recipe, start its processes, train."""
+    """Check a recipe, start its processes, train.
+
+    Under torchrun or Slurm it joins the processes that they started. Ctrl-C saves a checkpoint and ends.
+
+    Exit code: 0 trained, 1 the job failed, 2 refused before the first step, 128 + n ended by signal n after saving.
+    """
     from moeframe.cli.run import run
 
     if resume == "":
@@ -96,7 +117,13 @@ def _run(
 def _check(
     context: typer.Context, recipe: RecipeArgument, overrides: OverridesArgument = None, plugin: PluginOption = None
 ) -> None:
-    """Check a recipe without running it; needs no GPU."""
+    """Check a recipe without running it; needs no GPU.
+
+    Every problem is told at once, and what this machine lacks is one. `moeframe plan` checks a recipe for another
+    machine.
+
+    Exit code: 0 good, 2 refused.
+    """
     from moeframe.cli.check import check
     from moeframe.cli.wrapping import for_reader
 
@@ -112,7 +139,12 @@ def _plan(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a job lies on its ranks and what each holds in memory; for any machine, needs no GPU."""
+    """Show how a job lies on its ranks and what each holds.
+
+    It checks the recipe for any machine: it needs no GPU and none of the libraries that backends need.
+
+    Exit code: 0 good, 2 refused.
+    """
     from moeframe.cli.plan import plan
 
     typer.echo(plan(recipe, overrides or [], _plugins(context, plugin), as_json=as_json))
@@ -125,14 +157,17 @@ def _explain(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY|KEY=VALUE",
-            help="A key or a section to explain; with '=', a value that wins over the file's.",
+            metavar="KEY|KEY=VALUE...",
+            help="One key or section to explain, all of them without it; with '=', values that win over the file's.",
             show_default=False,
         ),
     ] = None,
     plugin: PluginOption = None,
 ) -> None:
-    """Show every value of a recipe and where it came from."""
+    """Show every value of a recipe and where it came from.
+
+    Exit code: 0 good, 2 refused; a recipe of which every value has its type is shown all the same.
+    """
     from moeframe.cli.explain import explain_recipe
 
     text, refusal = explain_recipe(recipe, arguments or [], _plugins(context, plugin))
@@ -150,7 +185,9 @@ def _verify(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that a recipe computes what one process computes; at toy size, on the CPU.
+    """Prove that a recipe computes what one process does.
+
+    The layout is the recipe's, the model is small; on the CPU, in float64.
 
     Exit code: 0 proved, 1 different, 2 refused, 3 not everything could be run.
     """
@@ -161,12 +198,16 @@ def _verify(
 
 @app.command("doctor")
 def _doctor(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.", show_default=False)],
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="runs/<recipe name>/<time>-<id>.", show_default=False)
+    ],
     *,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends or something is wrong.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which rank of a run is stuck or failed, where, since when, and why.
+    """Say which rank of a run is stuck or failed, and why.
+
+    Where, and since when, too; on any machine that sees the run directory, while the job lives or after.
 
     Exit code: 0 nothing is wrong, 1 something is, 2 that is no run directory.
     """
@@ -184,7 +225,10 @@ def _migrate(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if there are old keys.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show the changes instead of making them.")] = False,
 ) -> None:
-    """Rewrite old keys in place; nothing else of a file changes."""
+    """Rewrite old keys in place; nothing else of a file changes.
+
+    Exit code: 0 no old key is left, 1 some are, 2 a file is no recipe or cannot be written.
+    """
     from moeframe.cli.migrate import migrate
 
     raise typer.Exit(migrate(recipes, check=check, diff=diff))
@@ -211,7 +255,11 @@ def _test_plugin(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A backend, as `plugins` lists it.", show_default=False)],
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="dispatcher, sharding, schedule or compute, if several have the name."),
+        typer.Option(
+            metavar="KIND",
+            help="dispatcher, sharding, schedule or compute; only needed where several kinds have the name.",
+            show_default=False,
+        ),
     ] = None,
     plugin: PluginOption = None,
     *,
@@ -220,7 +268,9 @@ def _test_plugin(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the conformance kit of a backend's kind on it; what failed is summed up by causes.
+    """Run the conformance kit of a backend's kind on it.
+
+    What failed is summed up by causes at the end.
 
     Exit code: 0 every check is good, 1 one failed, 2 refused, 3 none could be run.
     """
@@ -229,7 +279,7 @@ def _test_plugin(
     raise typer.Exit(conformance(name, kind, _plugins(context, plugin), every=every, as_json=as_json))
 
 
-_bench_app = typer.Typer(help="Time a composition on this machine's GPUs.", no_args_is_help=True, rich_markup_mode=None)
+_bench_app = typer.Typer(help="Time a recipe on this machine's GPUs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(_bench_app, name="bench")
 
 
@@ -240,13 +290,21 @@ def _bench_overlap(
     overrides: OverridesArgument = None,
     plugin: PluginOption = None,
     *,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where data and picture go.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where overlap.json and the pictures go.")] = Path(
+        "bench"
+    ),
     rounds: Annotated[int, typer.Option(metavar="N", help="Timed steps of each schedule, in turn.")] = 5,
     slow: Annotated[
         float, typer.Option(metavar="US", help="Make every exchange so many microseconds longer, and say so.")
     ] = 0.0,
 ) -> None:
-    """Measure how much of dispatch and combine a schedule hides, and what it costs in memory."""
+    """Measure how much communication a schedule hides.
+
+    Its steps are timed in turn with those of a schedule without overlap, on as many GPUs as the recipe has processes;
+    what it costs in memory is told too.
+
+    Exit code: 0 measured, 1 a rank failed, 2 refused.
+    """
     from moeframe.cli.bench import bench_overlap
 
     bench_overlap(recipe, overrides or [], _plugins(context, plugin), out=out, rounds=rounds, slow_us=slow)
@@ -279,14 +337,23 @@ def _tokenize(  # noqa: PLR0913  one for each option of the command
     plugin: PluginOption = None,
     *,
     replace_errors: Annotated[
-        bool, typer.Option("--replace-errors", help="Put U+FFFD for bytes that are not UTF-8, which are refused else.")
+        bool,
+        typer.Option("--replace-errors", help="Put U+FFFD for bytes that are not UTF-8, in place of refusing them."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
     data_set: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which data set shall read it.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Which data set shall read it; only needed where several read such files.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Write texts as tokens on disk, once for many runs."""
+    """Write texts as tokens on disk, once for many runs.
+
+    Exit code: 0 written, 1 the disk is full, 2 refused.
+    """
     from moeframe.cli.tokenize import separator_of, tokenize
     from moeframe.protocols.data import TokenizeRequest
 

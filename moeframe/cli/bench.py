@@ -7,6 +7,8 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -14,7 +16,7 @@ import typer
 from moeframe.bench.baseline import plain_schedule, schedules_with_phases
 from moeframe.bench.report import lines
 from moeframe.config.compose import Composition, compose
-from moeframe.config.load import read_recipe
+from moeframe.config.load import LoadedRecipe, read_recipe
 from moeframe.config.misfit import setting
 from moeframe.errors import JobFailedError, Problem, RecipeError, TopologyError, UserInputError
 from moeframe.hooks.catalog import Catalog
@@ -49,12 +51,10 @@ def bench_overlap(
     loaded = read_recipe(recipe, overrides)
     catalog = Catalog(build_plugin_manager(plugins, wanted=loaded.backends))
     composition = compose(loaded, catalog)
-    _require_phases(composition, catalog)
+    _require_phases(composition, loaded, catalog)
     plain_schedule(catalog, composition.precision)
     _require_gpus(composition)
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "overlap.json"
-    file.unlink(missing_ok=True)
+    file = _place(out)
     settings = {
         "recipe": str(recipe.resolve()),
         "overrides": [*overrides],
@@ -79,17 +79,39 @@ def bench_overlap(
     typer.echo("\n".join([*lines(data), "", f"{out}/: overlap.json, overlap.png, overlap.svg"]))
 
 
-def _require_phases(composition: Composition, catalog: Catalog) -> None:
+def _place(out: Path) -> Path:
+    """Return the file for the data, in a folder that can be written, which is made."""
+    file = out / "overlap.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        file.unlink()
+    except OSError as error:
+        raise UserInputError(f"--out {out}: cannot be written ({error.strerror}). Name another folder.") from error
+    return file
+
+
+def _require_phases(composition: Composition, loaded: LoadedRecipe, catalog: Catalog) -> None:
     if composition.schedule.traits.runs_phases:
         return
     name = composition.schedule.offer.name
-    fitting = setting("schedule.name", schedules_with_phases(catalog, composition.precision))
+    names = schedules_with_phases(catalog, composition.precision)
+    fitting = setting("schedule.name", [one for one in names if _fits(one, loaded, catalog)] or names)
     problem = Problem(
         path="schedule.name",
         message=f"given {name!r}, which runs no phases beside each other: there is no overlap to measure.",
         fix=f"Use {fitting[0]}." if fitting else "No plugin offers a schedule that does.",
     )
     raise RecipeError([problem])
+
+
+def _fits(name: str, loaded: LoadedRecipe, catalog: Catalog) -> bool:
+    """Whether a recipe composes with another schedule and its default options."""
+    with suppress(RecipeError):
+        schedule = replace(loaded.recipe.schedule, name=name, options={})
+        compose(replace(loaded, recipe=replace(loaded.recipe, schedule=schedule)), catalog)
+        return True
+    return False
 
 
 def _require_gpus(composition: Composition) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 import typer
@@ -93,12 +94,14 @@ def _offer(catalog: Catalog, name: str, kind: str | None) -> Offer:
         raise PluginError(f"{name!r} is offered as {' and as '.join(kinds)}. Say which with --kind.")
     if not kinds:
         offered = {one: catalog.names(one) for one in KITS}
+        near = get_close_matches(name, [one for names in offered.values() for one in names], n=1)
         raise UnknownOfferError(
             kind=kits,
             name=name,
             message=f"{name!r}: no plugin offers it as a kind that has a conformance kit. Offered: "
             + "; ".join(f"{one}: {', '.join(names) or 'nothing'}" for one, names in offered.items())
-            + ".",
+            + "."
+            + (f" Did you mean {near[0]!r}?" if near else ""),
         )
     return catalog.resolve(kinds[0], name)
 

@@ -9,7 +9,9 @@ from typing import Final
 
 import typer
 
+from moeframe.errors import UserInputError
 from moeframe.train.diagnosis import Diagnosis, diagnose
+from moeframe.train.run_directory import why_no_run
 
 __all__ = ["doctor"]
 
@@ -27,6 +29,10 @@ def doctor(run_dir: Path, *, follow: bool = False, as_json: bool = False) -> int
     Raises:
         UserInputError: that is no run directory, or nothing in it can be read.
     """
+    if why := why_no_run(run_dir):
+        raise UserInputError(
+            f"{run_dir} is no run directory: {why}. Name one, such as runs/<recipe name>/<time>-<id>{_newest()}."
+        )
     shown = ""
     while True:
         found = diagnose(run_dir)
@@ -37,6 +43,12 @@ def doctor(run_dir: Path, *, follow: bool = False, as_json: bool = False) -> int
         if not follow or found.status != "running":
             return 1 if found.status == "wrong" else 0
         time.sleep(_EVERY_S)
+
+
+def _newest() -> str:
+    """Return where the newest run below the working directory is, as the end of a sentence."""
+    runs = [path.parent for path in Path("runs").glob("*/*/recipe.yaml")]
+    return f"; the newest here: {max(runs, key=lambda run: run.name)}" if runs else ""
 
 
 def _notes(found: Diagnosis) -> list[str]:

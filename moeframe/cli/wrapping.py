@@ -7,10 +7,21 @@ import shutil
 import textwrap
 from typing import Final, TextIO
 
-__all__ = ["for_reader"]
+__all__ = ["clipped", "for_reader"]
 
 _NARROWEST: Final = 60
+_LONGEST_WORD: Final = 400
+_SHOWN: Final = 60
 _BEFORE_TEXT: Final = re.compile(r" *(?:\S+ {2,})?")
+
+
+def clipped(text: str) -> str:
+    """Return text in which a word of more than 400 characters is its ends and its length."""
+
+    def ends(word: re.Match[str]) -> str:
+        return f"{word[0][:_SHOWN]}[...{len(word[0]):,} characters...]{word[0][-_SHOWN:]}"
+
+    return re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", ends, text)
 
 
 def for_reader(text: str, stream: TextIO) -> str:

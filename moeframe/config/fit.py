@@ -104,7 +104,7 @@ def _replicas(c: Composition) -> Iterator[Misfit]:
 
 def _vocabulary(c: Composition) -> Iterator[Misfit]:
     vocabulary, size = c.data.traits.vocabulary, c.recipe.model.vocab_size
-    if vocabulary is not None and vocabulary > size:
+    if vocabulary is not None and vocabulary > size >= 1:
         yield Misfit(
             path="model.vocab_size",
             message=f"given {size}; data set {c.data.offer.name!r} has {vocabulary} distinct tokens.",

@@ -43,15 +43,15 @@ def _layers(c: Composition) -> Iterator[Misfit]:
     traits, pp, layers = c.schedule.traits, c.degrees.pp, c.recipe.model.num_hidden_layers
     ranks = max(pp, traits.min_ranks)
     stages = ranks * traits.stages_per_rank
-    if stages <= layers or (pp > 1 and not traits.pipelines):
+    if layers < 1 or stages <= layers or (pp > 1 and not traits.pipelines):
         return
     stages_each = f"{counted(traits.stages_per_rank, 'stage')} a rank"
     fewer = range(min(layers // traits.stages_per_rank, pp - 1), traits.min_ranks - 1, -1)
     own = pp == ranks
     yield Misfit(
         path="parallel.pp" if own else "model.num_hidden_layers",
-        message=f"given {pp}; with {stages_each} that makes {stages} stages, and the model has {layers} layers "
-        "(model.num_hidden_layers)."
+        message=f"given {pp}; with {stages_each} that makes {counted(stages, 'stage')}, and the model has "
+        f"{counted(layers, 'layer')} (model.num_hidden_layers)."
         if own
         else f"given {layers}; schedule {c.schedule.offer.name!r} makes {stages} stages on {ranks} pipeline ranks "
         f"({stages_each}), each of 1 layer or more.",

@@ -197,7 +197,7 @@ class _Layers:
                 self._complain(message, "Name each base once.", named_at)
             self._too_many = True
             return
-        document = parse_file(path)
+        document = parse_file(path, not_meant=chain)
         if document.tree == {} and document.problems:
             self.unreadable = True
             problem = document.problems[0]
@@ -243,6 +243,10 @@ def _parse_override(text: str) -> tuple[str, Document]:
     origin = Origin(kind="override", where=Location(file=text))
     if not equals:
         message, fix = f"the argument {text!r} has no '='.", "An override is key=value, such as train.steps=50."
+        if text.endswith((".yaml", ".yml")):
+            fix = (
+                f"One recipe at a time, and before its overrides. {fix} Base recipes stand under `extends` in the file."
+            )
     elif not key or not all(part.strip() == part and part for part in key.split(".")):
         message, fix = f"{key!r} is not a dotted key.", "An override is key=value, such as train.steps=50."
     elif key == _EXTENDS:

@@ -63,7 +63,7 @@ def _numbers(name: str, *, positive: bool) -> Callable[[Recipe], Iterator[Proble
 
 def _dense_layers(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
-    if model.first_k_dense_replace > model.num_hidden_layers:
+    if model.first_k_dense_replace > model.num_hidden_layers >= 1:
         yield Problem(
             path="model.first_k_dense_replace",
             message=f"given {model.first_k_dense_replace}; must not exceed num_hidden_layers = "

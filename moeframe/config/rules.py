@@ -224,6 +224,10 @@ def _with_more_processes(recipe: Recipe, path: str, given: int) -> str:
     with suppress(UnknownValueError):
         for other in layouts(recipe):
             return f"To have {path}={given}: {settings(recipe, other)}."
+    experts = recipe.model.n_routed_experts
+    if path == "parallel.ep" and experts % given:
+        most = ", ".join(map(str, divisors(experts)))
+        return f"With more processes (launch.nproc_per_node, launch.nnodes) any divisor of the experts: {most}."
     return "More processes allow more: raise launch.nproc_per_node or launch.nnodes."
 
 

@@ -11,9 +11,22 @@ from typing import Final, Literal, TypeAlias
 
 from moeframe.config.tree import Leaf
 
-__all__ = ["MISSING_TEXT", "Kind", "describe", "is_null", "kind_of", "read_bool", "read_float", "read_int", "untyped"]
+__all__ = [
+    "MISSING_TEXT",
+    "MOST_DIGITS",
+    "Kind",
+    "describe",
+    "is_null",
+    "kind_of",
+    "read_bool",
+    "read_float",
+    "read_int",
+    "untyped",
+]
 
 MISSING_TEXT: Final = "???"
+MOST_DIGITS: Final = 100
+"""Of a whole number: more than any key takes, and few enough to work with."""
 """A value that somebody else must give; quoted too, since flow style demands quotes."""
 
 Kind: TypeAlias = Literal["text", "null", "bool", "yes_no", "int", "float", "sexagesimal", "date", "radix"]
@@ -67,6 +80,8 @@ def describe(leaf: Leaf) -> str:
     kind = kind_of(leaf)
     if leaf.quoted:
         return f"the quoted text {leaf.text!r}"
+    if kind == "int" and len(leaf.text) > MOST_DIGITS:
+        return f"a number of {len(leaf.text):,} digits"
     if kind == "null":
         return f"{leaf.text} (null)" if leaf.text not in ("", "null") else ("null" if leaf.text else "nothing (null)")
     return f"{leaf.text!r}" if kind == "text" else f"{leaf.text} ({_SPOKEN[kind]})"
@@ -79,7 +94,7 @@ def is_null(leaf: Leaf) -> bool:
 
 def read_int(leaf: Leaf) -> int | None:
     """Return the whole number that the leaf says, None when it says something else."""
-    return int(leaf.text) if kind_of(leaf) == "int" else None
+    return int(leaf.text) if kind_of(leaf) == "int" and len(leaf.text) <= MOST_DIGITS else None
 
 
 def read_float(leaf: Leaf) -> float | None:
@@ -105,7 +120,7 @@ def untyped(leaf: Leaf) -> tuple[bool, bool | int | float | str | None]:
         case "bool":
             return True, _BOOLS[leaf.text]
         case "int":
-            return True, read_int(leaf)
+            return len(leaf.text) <= MOST_DIGITS, read_int(leaf)
         case "float":
             return True, read_float(leaf)
         case "text":

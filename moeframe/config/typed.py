@@ -147,7 +147,10 @@ class Reader:
             if isinstance(tree, Leaf) and is_null(tree):
                 fix = "Remove the line to keep the section as it is, or give its keys."
                 return self._wrong(path, f"given null over a whole section; {rule}.", fix, tree)
-            return self._wrong(path, f"given {shape_of(tree)}; {rule}.", "Write `key: value`.", tree)
+            fix = "Write `key: value`."
+            if isinstance(tree, Leaf) and kind_of(tree) == "text" and "name" in names:
+                fix = f"Write `{path}: {{name: {tree.text}}}`; on the command line {path}.name={tree.text}."
+            return self._wrong(path, f"given {shape_of(tree)}; {rule}.", fix, tree)
         known = {spec.name: spec for spec in fields(cls)}
         required = {name for name, spec in known.items() if default_of(spec) is MISSING}
         missing = [name for name in known if name not in tree]
@@ -339,7 +342,9 @@ class Reader:
         from difflib import get_close_matches
 
         near = get_close_matches(leaf.text, [str(choice) for choice in choices], n=1)
-        fix = f"Did you mean {near[0]}?" if near else "Choose one of them."
+        fix = f"Write {choices[0]}." if len(choices) == 1 else "Choose one of them."
+        if near:
+            fix = f"Did you mean {near[0]}?"
         if leaf.text in choices:
             fix = f'Quote it: "{leaf.text}".'
         return self._wrong(path, f"given {describe(leaf)}; must be {spoken_type(hint)}.", fix, leaf)

@@ -6,7 +6,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from moeframe.config.scalars import describe, kind_of, read_float, read_int
+from moeframe.config.scalars import MOST_DIGITS, describe, kind_of, read_float, read_int
 from moeframe.config.tree import Leaf, Tree
 
 __all__ = ["advice", "other_reading", "shape_of", "spoken_type", "yaml_reading"]
@@ -30,7 +30,7 @@ def spoken_type(hint: Any) -> str:
     if hint in simple:
         return simple[hint]
     if origin is Literal:
-        return "one of " + ", ".join(str(choice) for choice in arguments)
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(str(choice) for choice in arguments)
     if origin in (Union, types.UnionType):
         return " or ".join("null" if option is type(None) else spoken_type(option) for option in arguments)
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
@@ -74,6 +74,8 @@ def advice(hint: Any, leaf: Leaf) -> str:  # noqa: PLR0911  one return for each 
         if leaf.text.lower() in ("yes", "on", "true"):
             return "Write true."
         return "Write false." if leaf.text.lower() in ("no", "off", "false") else "Write true or false."
+    if kind == "int" and len(leaf.text) > MOST_DIGITS:
+        return f"Write at most {MOST_DIGITS} digits."
     unquoted = Leaf(leaf.text, quoted=False, origin=leaf.origin)
     if leaf.quoted and (read_int(unquoted) if hint is int else read_float(unquoted)) is not None:
         return f"Remove the quotes: {leaf.text}."

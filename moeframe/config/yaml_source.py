@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -68,16 +69,17 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def parse_file(path: Path) -> Document:
+def parse_file(path: Path, *, not_meant: Collection[Path] = ()) -> Document:
     """Parse a recipe file; positions carry `path` as it was given.
 
-    The tree of a file that cannot be read is an empty mapping, and the problems say why.
+    The tree of a file that cannot be read is an empty mapping, and the problems say why; they do not propose a file of
+    `not_meant`.
     """
     file = str(path)
     try:
         raw = _read_small(path)
     except (OSError, ValueError) as error:
-        return Document({}, problems=[_unreadable(path, error)])
+        return Document({}, problems=[_unreadable(path, error, not_meant)])
     if isinstance(raw, Problem):
         return Document({}, problems=[raw])
     try:
@@ -134,10 +136,8 @@ def _read_small(path: Path) -> bytes | Problem:
     return raw
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
+def _unreadable(path: Path, error: OSError | ValueError, not_meant: Collection[Path]) -> Problem:
     """Return why a file cannot be read, with the nearest file that can."""
-    from difflib import get_close_matches
-
     where = Location(file=str(path))
     if isinstance(error, ValueError):
         return Problem(path="", message=f"{str(path)!r} is no path: {error}.", fix="Correct it.", where=None)
@@ -146,15 +146,29 @@ def _unreadable(path: Path, error: OSError | ValueError) -> Problem:
     if not isinstance(error, FileNotFoundError):
         fix = "Check its permissions." if isinstance(error, PermissionError) else "Name a YAML file."
         return Problem(path="", message=f"cannot be read: {error.strerror}.", fix=fix, where=where)
-    siblings = sorted(found.name for found in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-    near = get_close_matches(path.name, siblings, n=1)
+    message = f"a link to {path.readlink()}, which is not there." if path.is_symlink() else "no such file."
+    return Problem(path="", message=message, fix=_other_file(path, not_meant), where=where)
+
+
+def _other_file(path: Path, not_meant: Collection[Path]) -> str:
+    """Return which file may be meant by one that is not there: beside it, or in the folder `recipes`."""
+    from difflib import get_close_matches
+
+    if "=" in path.name:
+        return "The recipe file stands first, overrides behind it."
+    beside = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
+    files = sorted(found for found in beside if found != path and found not in not_meant and found.exists())
+    near = get_close_matches(path.name, [found.name for found in files], n=1)
+    shipped = Path("recipes")
+    known = [*shipped.glob("*.y*ml"), *shipped.glob("*/*.y*ml")] if len(path.parts) == 1 else []
+    same = sorted(found for found in known if path.name in (found.name, found.stem))
     if near:
-        fix = f"Did you mean {path.parent / near[0]}?"
-    elif siblings:
-        fix = f"Recipes in {_folder(path.parent)}: {', '.join(siblings)}."
-    else:
-        fix = f"There is no recipe in {_folder(path.parent)}."
-    return Problem(path="", message="no such file.", fix=fix, where=where)
+        return f"Did you mean {path.parent / near[0]}?"
+    if same:
+        return f"Did you mean {same[0]}?"
+    if not files:
+        return f"There is no recipe in {_folder(path.parent)}."
+    return f"Recipes in {_folder(path.parent)}: {', '.join(found.name for found in files)}."
 
 
 def _folder(folder: Path) -> str:
@@ -199,6 +213,10 @@ class _Builder:
             if place is None and mark is not None:
                 place = Location(file=self.file, line=mark.line + 1, column=mark.column + 1)
             message, fix = _spoken(error, mark.get_snippet() if mark is not None else None)
+            if "<stream end>" in f"{error.problem}" or "end of stream" in f"{error.problem}":
+                opened = error.context_mark if self.fixed is None else None
+                at = f" on line {opened.line + 1}, column {opened.column + 1}" if opened is not None else ""
+                fix = f"Close the bracket, brace or quote that is opened{at}."
             if isinstance(error, _TooDeepError):
                 message, fix = f"{error.problem}.", "A recipe has a few levels."
             self.complain(path, message, fix, place)

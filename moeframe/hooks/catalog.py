@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
 
 from moeframe.errors import DuplicateOfferError, UnknownOfferError
 from moeframe.hooks.entry_points import Origin
@@ -11,9 +13,11 @@ from moeframe.hooks.manager import PluginHost
 from moeframe.hooks.needs import unusable_reasons
 from moeframe.hooks.offers import Offer
 from moeframe.hooks.records import Plugin, PluginFailure
-from moeframe.hooks.registration import nearest
 
 __all__ = ["Catalog", "OfferRecord", "unusable_reasons"]
+
+_ALIKE: Final = 0.5
+"""Share of letters that two names have in common when one may stand for the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +108,17 @@ class Catalog:
 
     def _unknown(self, kind: str, name: str) -> UnknownOfferError:
         offered = self.names(kind)
-        near = nearest(name, offered)
+        near = get_close_matches(name, offered, n=1, cutoff=_ALIKE)
+        elsewhere = [other for other in KINDS if other != kind and name in self.names(other)]
         message = [
             f"{kind}.name = {name!r}: no installed plugin offers it.",
             f"Offered: {', '.join(offered) or 'nothing'}.",
         ]
-        if near is not None:
-            message.append(f"Did you mean {near!r}?")
+        if elsewhere:
+            others = " and ".join(f"{other}.name={name}" for other in elsewhere)
+            message.append(f"There is one of that name of another kind: {others}.")
+        elif near:
+            message.append(f"Did you mean {near[0]!r}?")
         message += [
             f"{blocked.origin} offers it but is left out: {blocked.why}."
             for blocked in self._host.blocked

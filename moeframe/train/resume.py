@@ -17,7 +17,7 @@ from moeframe.config.load import dump_recipe, load_recipe
 from moeframe.config.schema import Recipe
 from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
-from moeframe.train.run_directory import RunDirectory, cannot_write
+from moeframe.train.run_directory import RunDirectory, cannot_write, why_no_run
 from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
 from moeframe.watch.processes import Health, health, machine, start_ticks
 from moeframe.watch.stall import StallDirectory, read_json
@@ -103,9 +103,9 @@ def prepare(run_dir: RunDirectory, recipe: Recipe, plugins: Sequence[str]) -> No
 def _named(recipe: Recipe, output_dir: Path, resume: str) -> RunDirectory:
     if resume != LATEST:
         path = Path(resume)
-        if not (path / "recipe.yaml").is_file():
+        if why := why_no_run(path):
             raise UserInputError(
-                f"--resume {resume}: that is no run directory (it has no recipe.yaml). Name one, such as "
+                f"--resume {resume}: that is no run directory ({why}). Name one, such as "
                 f"{output_dir / recipe.name}/<time>-<id>, or use --resume latest."
             )
         return RunDirectory(path)

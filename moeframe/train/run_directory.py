@@ -20,7 +20,7 @@ from moeframe.errors import JobFailedError, MoeframeError, UserInputError
 from moeframe.launch.environment import World
 from moeframe.watch.stall import read_json
 
-__all__ = ["RunDirectory", "cannot_write"]
+__all__ = ["RunDirectory", "cannot_write", "why_no_run"]
 
 _DISTRIBUTIONS = ("moeframe", "torch", "numpy", "omegaconf", "pluggy", "safetensors", "triton", "transformer-engine")
 
@@ -31,6 +31,20 @@ def cannot_write(what: str, error: OSError) -> MoeframeError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return JobFailedError(f"{text} Make room, or choose another place with train.output_dir=DIR.")
     return UserInputError(f"{text} Choose a writable place with train.output_dir=DIR.")
+
+
+def why_no_run(path: Path) -> str:
+    """Return why a path names no run directory, with the one that is meant if it lies in one; "" when it names one."""
+    try:
+        if (path / "recipe.yaml").is_file():
+            return ""
+        why = (
+            "it has no recipe.yaml" if path.is_dir() else "it is a file" if path.exists() else "there is no such folder"
+        )
+        around = [folder for folder in path.parents[:3] if (folder / "recipe.yaml").is_file()]
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return f"{why}; it lies in one, {around[0]}" if around and (around[0] / "environment.json").exists() else why
 
 
 class RunDirectory:

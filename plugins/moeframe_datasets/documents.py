@@ -162,7 +162,7 @@ def _text_of(line: str, place: str, reading: Reading) -> str:
         keys = ", ".join(map(repr, list(entry)[:8])) or "none"
         raise UserInputError(
             f"{place}: the line has no field {reading.field!r}; its fields: {keys}. Name the one that holds the text "
-            f"with the option `field`."
+            f"with the option `field` (`moeframe tokenize --field`)."
         )
     text = entry[reading.field]
     if not isinstance(text, str):
@@ -173,7 +173,8 @@ def _text_of(line: str, place: str, reading: Reading) -> str:
         if reading.errors == "strict":
             raise UserInputError(
                 f"{place}: the field {reading.field!r} holds half of a surrogate pair at character {error.start}, "
-                f"which is no text. Correct the line, or set the option errors: replace."
+                f"which is no text. Correct the line, or set the option errors: replace (`moeframe tokenize "
+                "--replace-errors`)."
             ) from error
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
@@ -190,5 +191,5 @@ def _not_utf8(path: Path, offset: int, error: UnicodeDecodeError, line: int | No
     byte = error.object[error.start]
     return UserInputError(
         f"{place}: byte {offset} (0x{byte:02x}) is not UTF-8 ({error.reason}). Convert the file, leave it out, or set "
-        f"the option errors: replace."
+        "the option errors: replace (`moeframe tokenize --replace-errors`)."
     )

@@ -89,7 +89,8 @@ def tokenize(request: TokenizeRequest) -> Tokenized:
         JobFailedError: the disk is full.
     """
     paths = Paths.of(request.out)
-    there = [path for path in (paths.header, paths.tokens, paths.documents) if path.exists()]
+    with writing(paths.header, "use another --out NAME."):
+        there = [path for path in (paths.header, paths.tokens, paths.documents) if path.exists()]
     if there and not request.overwrite:
         raise UserInputError(f"{there[0]} is there already. Use --force to replace it, or another --out NAME.")
     vocabulary = read_vocabulary(request.tokenizer)

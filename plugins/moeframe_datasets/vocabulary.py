@@ -123,7 +123,10 @@ def separator_id(given: int | str | None, vocabulary: Vocabulary) -> int | None:
             return given
         raise UserInputError(f"{given} is no token of {vocabulary.name}, whose ids are 0 to {limit - 1}.")
     if byte:
-        raise UserInputError(f"{given!r} is no token of `byte`. Give an id, 0 to 256, or null for none.")
+        raise UserInputError(
+            f"{given!r} is no token of `byte`. Give an id, 0 to 256, or null for none (`moeframe "
+            "tokenize` takes the word none)."
+        )
     if given in vocabulary.ids:
         return vocabulary.ids[given]
     known = ", ".join(map(repr, vocabulary.special[:8])) or "none"
@@ -131,6 +134,6 @@ def separator_id(given: int | str | None, vocabulary: Vocabulary) -> int | None:
         "it must be given with a tokenizer.json" if given == "auto" else f"{given!r} is no token of {vocabulary.name}"
     )
     raise UserInputError(
-        f"{what}. Name the token that ends a document, by text or id, or null for none; special tokens of "
-        f"{vocabulary.name}: {known}."
+        f"{what}. Name the token that ends a document, by text or id, or null for none (`moeframe tokenize` takes the "
+        f"word none); special tokens of {vocabulary.name}: {known}."
     )

@@ -36,6 +36,13 @@ def test_a_schedule_without_overlap_is_refused(tmp_path: Path) -> None:
     assert said.endswith("there is no overlap to measure. Use schedule.name=overlap_1f1b.")
 
 
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    (tmp_path / "taken").touch()
+    text = refused(tmp_path / "taken", "schedule.name=overlap_1f1b")
+    assert text == f"--out {tmp_path / 'taken' / 'out'}: cannot be written (Not a directory). Name another folder."
+
+
 def test_numbers_out_of_range_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # told before the GPUs that are missing
     assert "--rounds 0" in refused(tmp_path, rounds=0)

@@ -63,8 +63,8 @@ def test_problems_go_to_stderr_one_a_line_with_exit_code_2(moeframe) -> None:
         "  foo: the argument 'foo' has no '='. An override is key=value, such as train.steps=50.",
         "  train.stepz=5: train.stepz: unknown key 'stepz'. Did you mean 'steps'?",
         "  parallel.ep=3: parallel.ep: 3 does not divide both the 1 data ranks of one replica (world 1 / pp 1 / "
-        "dp_replicate 1) and the 8 experts. Legal: 1. More processes allow more: raise launch.nproc_per_node or "
-        "launch.nnodes.",
+        "dp_replicate 1) and the 8 experts. Legal: 1. With more processes (launch.nproc_per_node, "
+        "launch.nnodes) any divisor of the experts: 1, 2, 4, 8.",
         "  dispatcher.name=locale: dispatcher.name: 'locale': no installed plugin offers it. Offered: allgather, "
         "alltoall, deepep, hybridep, local. Did you mean 'local'?",
     ]
@@ -234,3 +234,64 @@ def test_a_recipe_that_demands_gpus_is_good_without_one_but_not_run(
     assert f"launch.device is 'cuda', but {missing} Or use launch.device=cpu." in err
     assert not (tmp_path / "runs").exists()
     assert "needs 2 GPUs" not in moeframe("check", recipe, "launch.device=auto")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["check", TINY, "--train.steps=5"],
+            "--train.steps=5: an override has no dashes before it. Write train.steps=5.",
+        ),
+        (
+            ["check", "train.steps=5", TINY],
+            "train.steps=5: no such file. The recipe file stands first, overrides behind",
+        ),
+        (["check", TINY, TINY], f"the argument {TINY!r} has no '='. One recipe at a time, and before its overrides."),
+        (["check", "quickstart"], "quickstart: no such file. Did you mean recipes/quickstart.yaml?"),
+        (["check", "tiny.yaml"], "tiny.yaml: no such file. Did you mean recipes/deepseek_v3/tiny.yaml?"),
+        (["check", TINY, "dispatcher=alltoall"], "on the command line dispatcher.name=alltoall."),
+        (
+            ["check", TINY, "sharding.name=alltoall"],
+            "There is one of that name of another kind: dispatcher.name=alltoall.",
+        ),
+        (["check", TINY, "parallel.ep=3"], "any divisor of the experts: 1, 2, 4, 8."),
+        (["plugins", "test", "alltoal"], "Did you mean 'alltoall'?"),
+        (["doctor", "nowhere"], "nowhere is no run directory: there is no such folder."),
+        (["doctor", TINY], f"{TINY} is no run directory: it is a file."),
+    ],
+)
+def test_what_newcomers_type_is_answered_with_what_to_type(moeframe, arguments, words) -> None:
+    code, out, err = moeframe(*arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_dashes_are_for_options_and_behind_two_of_them_nothing_is_one(moeframe) -> None:
+    code, _, err = moeframe("check", TINY, "--", "--train.steps=5")
+    assert (code, "unknown key" in err or "no dotted key" in err) == (2, True)
+
+
+@pytest.mark.parametrize("key", ["train.steps", "data.options.seed", "optimizer.lr", "name", "dispatcher.name"])
+def test_a_value_of_any_length_is_refused_in_a_few_words(moeframe, key: str) -> None:
+    code, _, err = moeframe("check", TINY, "data.name=synthetic", f"{key}={'9' * 5000}")
+    assert code == 2
+    assert len(err) < 1000
+    assert "[...5,0" in err
+
+
+def test_a_warning_has_the_word_before_it() -> None:
+    command = [sys.executable, "-m", "moeframe", "check", TINY, "train.steps=3", "train.steps=4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: the override train.steps=3 has no effect: train.steps=4 comes later\n"
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["plugins"], ["plugins", "test"], ["bench"], ["bench", "overlap"]])
+def test_help_has_a_short_form_and_names_the_exit_codes(moeframe, command) -> None:
+    assert moeframe(*command, "-h") == moeframe(*command, "--help")
+    code, out, _ = moeframe(*command, "-h")
+    assert code == 0
+    listing = out.partition("Commands:")[2]
+    assert "..." not in listing  # every command is described to the end
+    if command not in (["plugins"], ["bench"]):
+        assert "Exit code" in out

@@ -82,7 +82,7 @@ def test_a_missing_key_points_at_its_section(recipes) -> None:
 
 def test_another_schema_version_is_refused(recipes) -> None:
     assert recipes.lines("schema_version: 2") == [
-        "r.yaml:2:17: schema_version: given 2 (a whole number); must be one of 1. Choose one of them."
+        "r.yaml:2:17: schema_version: given 2 (a whole number); must be 1. Write 1."
     ]
 
 

@@ -200,3 +200,19 @@ def test_an_anchor_that_contains_itself_is_refused(recipes) -> None:
 def test_the_problem_of_an_anchor_counts_once(recipes) -> None:
     lines = recipes.lines("data: {options: {a: &a {x: no}, b: *a, c: *a}}")
     assert [line.split(": given")[0] for line in lines] == ["r.yaml:2:28: data.options.a.x"]
+
+
+def test_a_link_to_nothing_and_a_base_that_is_missing_propose_no_file_that_cannot_be(recipes) -> None:
+    (recipes.folder / "gone.yaml").symlink_to("nowhere.yaml")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("gone.yaml")
+    assert str(caught.value) == (
+        "gone.yaml: a link to nowhere.yaml, which is not there. There is no recipe in the working directory."
+    )
+    (line,) = recipes.file_lines("extends: rr.yaml\n")
+    assert line.startswith("r.yaml:1:10: extends: rr.yaml: no such file. There is no recipe in the working directory.")
+
+
+def test_what_is_left_open_is_named_by_where_it_opens(recipes) -> None:
+    (line,) = recipes.file_lines("model: {a: [1, 2\n")
+    assert line.endswith("Close the bracket, brace or quote that is opened on line 1, column 12.")

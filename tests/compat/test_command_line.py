@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from moeframe_compat import __version__
 from moeframe_compat.cli import main
+from moeframe_compat.render import FORMATS
 from moeframe_compat.rules.base import catalogue
+from moeframe_compat.testing import compare_sources
 
 BEFORE = "def f(a, b=1): return a\n"
 AFTER = "def f(a, c=1): return a\n"
@@ -272,3 +274,23 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"moeframe-compat {__version__}\n"
+
+
+def test_what_is_new_does_not_read_as_a_rename() -> None:
+    before = "from typing import Protocol\nclass D(Protocol):\n    def send(self, x): ...\n"
+    report = compare_sources(before, before + "    def name(self) -> str: ...\n")
+    assert "member added to a Protocol: pkg.D.name (new)   [implementer]" in FORMATS["text"](report)
+    assert "is now" not in FORMATS["markdown"](report)
+    (found,) = report.breaking
+    assert found.why.startswith("D did not ask for name, now it does. Classes written for the old D have none")
+    assert found.fix.startswith("leave D as it was")
+
+
+def test_what_is_said_of_a_method_that_others_implement_is_said_to_them() -> None:
+    before = "from typing import Protocol\nclass D(Protocol):\n    def send(self, x, n): ...\n"
+    report = compare_sources(before, before.replace("x, n", "tokens"))
+    whys = {f.rule: f.why for f in report.breaking}
+    assert whys["PA005"] == (
+        "send had n, and has it no more: implementations that still demand it are called without it and fail"
+    )
+    assert whys["PA004"].startswith("what send called x is called tokens now: implementations that say x fail")

@@ -30,7 +30,7 @@ def _line(group: list[Finding]) -> str:
     more = (
         f" (and {plural(len(group) - 1, 'more place') if len(group) > 2 else '1 more place'})" if len(group) > 1 else ""
     )
-    arrow = f" is now `{f.new}`" if f.new and len(f.new) < 60 else ""
+    arrow = f" is now `{f.new}`" if f.new and f.old and len(f.new) < 60 else ""
     return (
         f"- `{f.symbol}`{arrow}{more}: {catalogue()[f.rule].title}; {f.why}. {f.fix[:1].upper()}{f.fix[1:]}. [{f.rule}]"
     )

@@ -46,6 +46,8 @@ def _block(group: list[Finding], report: Report) -> list[str]:
 
 def _change(f: Finding) -> str:
     short = len(f.old) < 60 and len(f.new) < 60
+    if f.new and not f.old:  # an arrow would say that something became this
+        return f"{f.symbol} (new: {f.new})" if short and f.new not in f.symbol else f"{f.symbol} (new)"
     if f.old and f.new and short and f.old not in f.symbol:
         return f"{f.symbol}: {f.old} -> {f.new}"
     return f"{f.symbol} -> {f.new}" if f.new and short else f.symbol

@@ -37,6 +37,24 @@ class Call:
         return self.codes.get(rule, rule)
 
 
+_IMPLEMENTED = {
+    "PA003": (
+        "{label} asks for {name} now: implementations of the old {label} do not take it, and fail when it is passed",
+        "pass {name} only to implementations that take it, or ask for it in a second Protocol or class",
+    ),
+    "PA004": (
+        "what {label} called {name} is called {heir} now: implementations that say {name} fail when they are given "
+        "{heir}=, and those that say {heir} fail where callers give {name}=",
+        "keep the name {name}, or make it positional-only, so that nobody gives it by name",
+    ),
+    "PA005": (
+        "{label} had {name}, and has it no more: implementations that still demand it are called without it and fail",
+        "keep {name}, and go on passing it, until its removal was announced",
+    ),
+}
+"""Reason and fix where users of the package write the method, and the package calls it."""
+
+
 class ParamCheck:
     """Compares the two signatures of one callable."""
 
@@ -72,6 +90,9 @@ class ParamCheck:
         if not code:
             return
         label = self.call.symbol.rsplit(".", 1)[-1]
+        if code in _IMPLEMENTED:
+            names = {"name": name, "label": label, "heir": self.renamed.get(name, "")}
+            why, fix = (text.format(**names) for text in _IMPLEMENTED[code])
         owner = self.call.symbol.rsplit(".", 2)[-2] if label == "__init__" else label
         self.ctx.emit(
             code,

@@ -153,11 +153,20 @@ def _protocol(ctx: Context, path: str, old: Found, new: Found) -> None:
 def _added(ctx: Context, path: str, name: str, new: Found, place: Place, was: Place) -> None:
     """PA001: a body helps those who inherit; whether all do is for the old release to say."""
     assert isinstance(new.obj, Class)
-    effects = "isinstance() is false, " if new.obj.decorated("runtime_checkable") else ""
-    why = f"implementations have no {name}: {effects}type checkers refuse them, calls fail"
+    owner = path.rpartition(".")[2]
+    effects = f"isinstance(x, {owner}) is false, " if new.obj.decorated("runtime_checkable") else ""
+    why = (
+        f"{owner} did not ask for {name}, now it does. Classes written for the old {owner} have none: {effects}"
+        f"type checkers refuse them, and reading .{name} raises AttributeError"
+    )
+    fix = f"leave {owner} as it was, and ask for {name} in a second Protocol: class X({owner}, Protocol)"
     severity, kind, policy = "", "", ""
     if has_body(ctx.new.member(new, name)):
-        why = f"implementations that do not inherit have no {name}: {effects}type checkers refuse them"
+        why = (
+            f"{owner} had no {name}, now it has one with a body. Classes that inherit from {owner} get it; those that "
+            f"merely have its members do not: {effects}type checkers refuse them"
+        )
+        fix += f"; or have implementers inherit from {owner}, and say so in the setting `nominal`"
         severity, kind = ("", "") if effects else ("warning", "typing")
         if below(path, ctx.options.nominal):
             severity, policy = "info", "the old release says that implementations inherit from it: they get the body"
@@ -169,7 +178,7 @@ def _added(ctx: Context, path: str, name: str, new: Found, place: Place, was: Pl
         at=place,
         was=was,
         why=why,
-        fix=f"put {name} into a second Protocol that extends this one",
+        fix=fix,
         severity=severity,
         kind=kind,
         policy=policy,
@@ -220,7 +229,8 @@ def _abstract(ctx: Context, path: str, old: Found, new: Found) -> None:
             new="abstract",
             at=place,
             was=ctx.old_place(old),
-            why=f"subclasses without {name} raise TypeError when instantiated",
+            why=f"{name} {'had a body' if existed else 'was not there'}, and is abstract now: "
+            f"subclasses that do not define it raise TypeError when they are made",
             fix=f"give {name} a body that keeps old subclasses working, or add it in a new base class",
         )
 

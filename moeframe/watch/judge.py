@@ -49,6 +49,10 @@ ADVICE: Final[dict[StallKind, str]] = {
 _KILLED: Final = "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person."
 _ABORTED: Final = "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
 
+_OVER: Final = (
+    "All that training writes is written. A thread that is no daemon, or a handler at exit, keeps the process: look "
+    "for them in the plugins."
+)
 _CRASHED: Final = "The stacks of all its threads at the crash are in stall/rank-<n>.stack."
 
 _KERNEL: Final = (
@@ -122,7 +126,7 @@ def judge(
         direction=place.direction,
         since=datetime.fromtimestamp(since, tz=UTC).isoformat(timespec="seconds"),
         cause=cause,
-        advice=" ".join(filter(None, (advice, go_on))),
+        advice=" ".join(filter(None, (advice, go_on if advice != _OVER else ""))),
         table=tuple(view.row() for view in views),
     )
 
@@ -133,6 +137,8 @@ def _advice(kind: StallKind, guilty: Sequence[RankView]) -> str:
     if kind == "rank_stopped":
         again = f"`kill -CONT {' '.join(str(view.pid) for view in guilty)}` lets it run again while the job lives."
         return f"{again} {ADVICE[kind]}"
+    if kind == "all_idle" and all(view.state == "finished" for view in guilty):
+        return _OVER
     if kind == "backend_stuck" and not guilty[0].exchanging:
         return _KERNEL
     if kind == "backend_stuck" and not guilty[0].fused:
@@ -379,7 +385,9 @@ def _in_backends(views: Sequence[RankView]) -> _Found | None:
 
 def _silent(views: Sequence[RankView]) -> _Found:
     """Judge a job of which no rank waits in a collective."""
-    there = [view for view in views if view.state != "finished"] or list(views)
+    there = [view for view in views if view.state != "finished"]
+    if not there:
+        return "all_idle", list(views), f"training is over, and a process does not end ({_each(views)})"
     stuck = _in_backends(there)
     if stuck is not None:
         return stuck
@@ -389,6 +397,4 @@ def _silent(views: Sequence[RankView]) -> _Found:
         behind = [view for view in deaf if view.progress == least]
         kind: StallKind = "backend_stuck" if behind[0].fused else "all_idle"
         return kind, behind, f"{_each(behind)}: native code holds the interpreter, and no Python thread runs"
-    if there == list(views) and all(view.state == "finished" for view in there):
-        return "all_idle", there, f"training is over, and a process does not end ({_each(there)})"
     return "all_idle", there, f"no rank moves, and none waits in a collective ({_each(there)})"

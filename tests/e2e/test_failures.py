@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 
 import pytest
+
+from moeframe.train.diagnosis import diagnose
+from moeframe.watch.processes import health, start_ticks
 
 from .conftest import SMALL, TINY, TWO, Runner
 
@@ -48,6 +52,43 @@ def test_a_killed_rank_is_named(moeframe: Runner) -> None:
     for rank in (0, 1):
         last = (ended.run_dir / "log" / f"rank-{rank}.log").read_text().splitlines()[-1]
         assert "rank_died: rank 1 was killed by SIGKILL at step 5, data (forward)" in last
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("moeframe", id="moeframe"), pytest.param("torchrun", id="torchrun", marks=pytest.mark.sweep)],
+)
+def test_ranks_that_end_with_the_process_that_started_them_are_not_blamed(moeframe: Runner, launcher: str) -> None:
+    command = ("run", str(TINY), *SMALL, *TWO, "data.name=synthetic", "train.steps=100000", "checkpoint.every=1")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = moeframe.start(*command, launcher=torchrun if launcher == "torchrun" else ())
+    until = time.monotonic() + 60
+    while not (whole := list(moeframe.cwd.glob("runs/*/*/checkpoints/*/COMPLETE"))):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    run_dir = whole[0].parents[2]
+    pids = [rank["pid"] for rank in json.loads((run_dir / "ranks.json").read_text())]
+    while any(health(pid, start_ticks(pid)) != "dead" for pid in pids) or (
+        launcher == "torchrun" and not (run_dir / "stall" / "verdict.json").exists()
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    found = diagnose(run_dir)
+    assert found.verdict is not None
+    assert (found.verdict["kind"], list(found.verdict["ranks"])) == ("launcher_died", [0, 1])
+    assert f"(process {process.pid} on " in found.verdict["cause"]
+    assert re.search(r"with `moeframe run (\S+)/recipe.yaml --resume \1`\.$", found.verdict["advice"])
+
+
+@pytest.mark.sweep
+def test_a_rank_that_leaves_by_sys_exit_is_named_and_not_who_lost_it(moeframe: Runner) -> None:
+    ended = moeframe(*FAULTY, "data.options.fault=exit", "data.options.rank=1", "train.steps=1000")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-2] == "rank 1 failed at step 5, data (forward): SystemExit: 0"
+    verdict = json.loads((ended.run_dir / "stall" / "verdict.json").read_text())
+    assert (verdict["kind"], verdict["ranks"]) == ("rank_raised", [1])
 
 
 @pytest.mark.parametrize(

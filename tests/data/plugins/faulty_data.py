@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,7 @@ from moeframe.protocols.data import Dataset, DatasetContext, DatasetTraits, Toke
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyOptions:
-    fault: Literal["none", "raise", "kill", "term", "interrupt"] = "none"
+    fault: Literal["none", "raise", "kill", "term", "interrupt", "exit"] = "none"
     rank: int = 0
     after: int = 8
     sequences: int = 64
@@ -37,6 +38,8 @@ class Faulty(Dataset):
         if self._read == options.after + 1 and int(os.environ.get("RANK", "0")) == options.rank:
             if options.fault == "raise":
                 raise ValueError("bad batch")
+            if options.fault == "exit":
+                sys.exit(0)
             number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "interrupt": signal.SIGINT}.get(options.fault)
             if number is not None:
                 os.kill(os.getpid(), number)
@@ -50,4 +53,8 @@ def _traits(options: FaultyOptions, precision: object) -> DatasetTraits:
 
 @hookimpl
 def moeframe_offer_datasets() -> list[DatasetOffer]:
-    return [DatasetOffer(name="faulty", summary="goes wrong on purpose", options=FaultyOptions, build=Faulty, traits=_traits)]
+    return [
+        DatasetOffer(
+            name="faulty", summary="goes wrong on purpose", options=FaultyOptions, build=Faulty, traits=_traits
+        )
+    ]

@@ -220,6 +220,13 @@ def test_a_rank_that_does_not_come_is_named_with_who_waits_for_it() -> None:
     assert "ranks 0, 1, 3 wait in all_reduce Float [4], collective 11 of default_pg" in stall.cause
 
 
+def test_of_processes_that_do_not_end_after_training_the_silence_says_nothing() -> None:
+    stall = judge([rank(0, state="finished", deaf=True)], world_size=1, go_on="Go on.")
+    assert (stall.kind, stall.ranks) == ("all_idle", (0,))
+    assert stall.cause.startswith("training is over, and a process does not end (rank 0 ")
+    assert "Go on." not in stall.advice
+
+
 def test_who_waits_in_what_is_told_of_each() -> None:
     receive = rank(2, entry(3, op="recv 2<-1", p2p=True))
     stall = verdict(waiting(0), rank(1, moment=moment(replace(AT, phase="data"))), receive, world_size=3)

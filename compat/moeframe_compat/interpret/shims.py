@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moeframe_compat.index.lookup import Found
 from moeframe_compat.index.values import Symbol
+from moeframe_compat.interpret.lazy_names import answer
 from moeframe_compat.interpret.loaders import Loaders
+from moeframe_compat.interpret.saved_state import SavedState
 from moeframe_compat.interpret.trials import Outcome, Trials, filler
-from moeframe_compat.interpret.values import ClassValue, FunctionValue
-from moeframe_compat.model.objects import Attribute, Class, Function, Param
+from moeframe_compat.model.objects import Class, Function, Param
 
 if TYPE_CHECKING:
     from moeframe_compat.rules.context import Context
@@ -41,6 +41,7 @@ class Shims:
         if self.trials is None:
             ctx.skipped |= {"DP004", "DP005", "DP006", "DP007"}
         self.loaders = Loaders(ctx, self.trials) if self.trials is not None else None
+        self.saved = SavedState(ctx, self.trials) if self.trials is not None else None
         self._aliases: dict[tuple[str, str], str] = {}
 
     def covers(self, call: Call, p: Param, successor: str) -> bool:
@@ -279,35 +280,12 @@ class Shims:
 
     def answered(self, path: str, found: Found | None) -> Found | None:
         """What the new module's `__getattr__` really gives for a name it seems to know; None if it refuses it."""
-        return found if self.trials is None else self._answer(self.trials, path, found)
+        return found if self.trials is None else answer(self.trials, path, found)
 
     def offered(self, path: str, found: Found | None) -> bool:
         """Did the old module's `__getattr__` give the name, rather than only name it to refuse it?"""
         sources = self.ctx.old.snapshot.sources
-        return sources is None or self._answer(Trials(self.ctx.old, sources), path, found) is not None
-
-    @staticmethod
-    def _answer(trials: Trials, path: str, found: Found | None) -> Found | None:
-        lazy = found is not None and isinstance(found.obj, Attribute) and found.obj.value is None and found.path == path
-        home, _, name = path.rpartition(".")
-        module = trials.index.modules.get(home)
-        getter = module.members.get("__getattr__") if module is not None else None
-        if not lazy or module is None or getter is None or name not in module.lazy or name in module.members:
-            return found
-        machine = trials.machine()
-        given: list[Any] = []
-        asked = machine.found_value(Found(f"{home}.__getattr__", home, getter))
-        outcome = trials.run(machine, lambda: given.append(machine.call(asked, [name], {})))
-        if outcome.refused:
-            return None
-        value = given[0] if given else None
-        if isinstance(value, ClassValue):
-            return trials.index.find(value.path) or found
-        if isinstance(value, FunctionValue) and isinstance(value.node, ast.FunctionDef):
-            return trials.index.find(f"{value.scope.module}.{value.node.name}") or found
-        if given and isinstance(value, (bool, int, float, str)):
-            return Found(path, home, Attribute(name, getter.line, repr(value)))
-        return found
+        return sources is None or answer(Trials(self.ctx.old, sources), path, found) is not None
 
     def loader(self, key: str, successor: str, path: str) -> str:
         """Does the loader still take an old config key: none, works, broken (then it is reported)?"""
@@ -315,81 +293,7 @@ class Shims:
 
     def state(self, cls: Found, key: str, successor: str, keys: list[str]) -> str:
         """Does a class rewrite an old key of loaded state: none, works, broken (then it is reported)?"""
-        from moeframe_compat.rules.checkpoint import load_hooks
-
-        if self.trials is None:
-            return "none"
-        hooks = [h for h in load_hooks(self.ctx.new, cls) if self._names(cls, h, key)]
-        if not hooks:
-            return "none"
-        target = successor or next((k for k in keys if any(self._names(cls, h, k) for h in hooks)), "")
-        for hook in hooks:
-            if hook.name == "load_state_dict":
-                passed = self._passed_state(cls, hook, key)
-                if passed and f"str:{target!r}" not in passed and f"str:{key!r}" in passed:
-                    return self._bad_state(cls, key, target, "DP005", f"{key} is left as it is")
-                if passed and f"str:{target!r}" not in passed:
-                    return self._bad_state(cls, key, target, "DP004", f"{key} does not become {target}")
-        return "works"
-
-    def _names(self, cls: Found, hook: Function, key: str) -> bool:
-        """Does the source of a method (or its module's tables) contain the key as a string?"""
-        assert self.trials is not None
-        tree = self.trials.machine().tree(cls.module)
-        if tree is None:
-            return False
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name == hook.name and node.lineno == hook.line:
-                inner = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
-                called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-                near = {
-                    n.value
-                    for f in ast.walk(tree)
-                    if isinstance(f, ast.FunctionDef) and f.name in called
-                    for n in ast.walk(f)
-                    if isinstance(n, ast.Constant)
-                }
-                bodies = [tree.body, *(c.body for c in tree.body if isinstance(c, ast.ClassDef))]
-                tables = {
-                    n.value
-                    for body in bodies
-                    for s in body
-                    if isinstance(s, ast.Assign)
-                    for n in ast.walk(s)
-                    if isinstance(n, ast.Constant)
-                }
-                return any(
-                    isinstance(v, str) and v.rpartition(".")[2] == key.rpartition(".")[2] for v in inner | near | tables
-                )
-        return False
-
-    def _passed_state(self, cls: Found, hook: Function, key: str) -> str:
-        """What `load_state_dict` hands to its parent for a state that holds the old key; "" if nobody can tell."""
-        assert self.trials is not None
-        machine = self.trials.machine()
-        machine.opaque_super = True
-        found = Found(f"{cls.path}.{hook.name}", cls.module, hook)
-        from moeframe_compat.interpret.values import Instance
-
-        def action() -> Any:
-            return machine.call(machine.attribute(Instance(cls.path), found.path.rpartition(".")[2]), [{key: 7919}], {})
-
-        outcome = self.trials.run(machine, action)
-        return next((e for e in machine.trace.effects if "super()" in e), "") if outcome.status == "returned" else ""
-
-    def _bad_state(self, cls: Found, key: str, target: str, rule: str, why: str) -> str:
-        self.ctx.emit(
-            rule,
-            f"{cls.path}.{key}",
-            old=key,
-            new=target,
-            at=self.ctx.new_place(cls),
-            why=f"load_state_dict is there to rename it, but {why}",
-            fix=f"move the value of {key} to {target}",
-            audience=("checkpoint", "caller"),
-            kind="hard",
-        )
-        return "broken"
+        return "none" if self.saved is None else self.saved.verdict(cls, key, successor, keys)
 
 
 def _turned_wrongly(name: str, heir: str, outcomes: dict[Any, Outcome], expected: dict[Any, Outcome]) -> Verdict | None:

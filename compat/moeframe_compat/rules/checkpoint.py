@@ -10,15 +10,6 @@ from moeframe_compat.model.objects import NOT_SAVED, Attribute, Class, Function
 from moeframe_compat.rules.context import Context
 from moeframe_compat.rules.renames import likeness
 
-_LOADERS = ("load_state_dict", "_load_from_state_dict", "__setstate__", "sharded_state_dict", "load_from_checkpoint")
-_HOOKS = (
-    "register_load_state_dict_pre_hook",
-    "_register_load_state_dict_pre_hook",
-    "register_state_dict_pre_hook",
-    "_register_state_dict_hook",
-    "_register_load_state_dict_post_hook",
-    "register_load_state_dict_post_hook",
-)
 _MODULE_MAKERS = ("register_buffer", "register_parameter", "add_module", "register_module")
 
 
@@ -167,16 +158,6 @@ def _is_module(index: Index, cls: Found, text: str) -> bool:
         and isinstance(found.obj, Class)
         and any(c.path.startswith("torch.nn") for c in index.mro(found))
     )
-
-
-def load_hooks(index: Index, cls: Found) -> list[Function]:
-    """Methods through which a class rewrites loaded state."""
-    out = []
-    for c in index.mro(cls):
-        if isinstance(c.obj, Class):
-            methods = [m for m in c.obj.members.values() if isinstance(m, Function)]
-            out += [m for m in methods if m.name in _LOADERS or any(h in m.body.self_calls for h in _HOOKS)]
-    return out
 
 
 def _moved(ctx: Context, old: Found) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, TextIO
 
 from moeframe.errors import MoeframeDeprecationWarning, MoeframeError, RecipeError, UserInputError
@@ -30,7 +31,9 @@ def main() -> None:
     with lasting_output() as output:
         code = _run(sys.argv[1:])
     if code == 0 and output is not None and output.error is not None and output.error.errno != errno.EPIPE:
-        sys.stderr.write(f"error: standard output cannot be written: {output.error.strerror}. Nothing else failed.\n")
+        if sys.stderr is not None:
+            told = f"standard output cannot be written: {output.error.strerror}. Nothing else failed."
+            sys.stderr.write(f"error: {told}\n")
         code = 1
     sys.exit(code)
 
@@ -43,6 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
         from moeframe.cli.app import app
 
         _require_plain_overrides(arguments)
+        _require_working_directory()
         app(args=with_resume_value(arguments), prog_name="moeframe")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -71,6 +75,20 @@ def _require_plain_overrides(arguments: Sequence[str]) -> None:
         if _DASHED.match(argument):
             plain = argument.lstrip("-")
             raise UserInputError(f"{argument}: an override has no dashes before it. Write {plain}.")
+
+
+def _require_working_directory() -> None:
+    """Refuse to work where nothing relative can be named.
+
+    Raises:
+        UserInputError: the working directory was removed.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserInputError(
+            f"the working directory cannot be used: {error.strerror}. Change to one that is there."
+        ) from error
 
 
 def _show_warnings() -> None:

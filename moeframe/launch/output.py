@@ -49,7 +49,12 @@ def lasting_output() -> Iterator[Lost | None]:
 
 
 def _guarded(stream: TextIO | None, descriptor: int) -> io.TextIOWrapper | None:
-    """Return a text stream on the same descriptor that raises no OSError."""
+    """Return a text stream on the same descriptor that raises no OSError.
+
+    For a stream that the caller has closed, one that drops what is written.
+    """
+    if stream is None:
+        return io.TextIOWrapper(io.BufferedWriter(Lost(descriptor, "wb", closefd=False)), encoding="utf-8")
     try:
         if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != descriptor:
             return None

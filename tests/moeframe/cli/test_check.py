@@ -295,3 +295,26 @@ def test_help_has_a_short_form_and_names_the_exit_codes(moeframe, command) -> No
     assert "..." not in listing  # every command is described to the end
     if command not in (["plugins"], ["bench"]):
         assert "Exit code" in out
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+@pytest.mark.parametrize(("recipe", "code"), [(TINY, 0), ("nowhere.yaml", 2)])
+def test_streams_that_are_closed_change_no_exit_code(redirection: str, recipe: str, code: int) -> None:
+    line = f"exec {sys.executable} -m moeframe check {recipe} {redirection}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_working_directory_that_was_removed_is_told(
+    moeframe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, _, err = moeframe("check", "x.yaml")
+    assert code == 2
+    assert err == (
+        "error: the working directory cannot be used: No such file or directory. Change to one that is there.\n"
+    )

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moeframe_compat.model.snapshot import from_content
+from moeframe_compat.policy.settings import Settings
+from moeframe_compat.report import compare
 from moeframe_compat.rules.base import catalogue, explanations
-from moeframe_compat.testing import compare_sources
+from moeframe_compat.testing import compare_sources, snapshot_of
 
 CASES = [
     pytest.param(case, id=f"{file.stem}: {case['name']}")
@@ -56,3 +59,14 @@ def test_every_finding_says_where_why_and_how_to_fix_it(case: dict[str, Any]) ->
         assert f.line >= 1
         assert f.why
         assert f.fix
+
+
+KEPT = ("arguments", "decorators", "environment", "properties", "reexports", "scripts")
+"""Files of cases that do not need the sources of the old release."""
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if str(c.id).startswith(KEPT) and not c.values[0].get("ledger")])
+def test_a_baseline_file_tells_what_its_release_does(case: dict[str, Any]) -> None:
+    old = from_content(snapshot_of(case["before"]).content(), "old")
+    report = compare(old, snapshot_of(case["after"]), Settings(probe=False), [], [])
+    assert {f"{f.rule} {f.symbol}" for f in report.breaking} == findings(case)[0]

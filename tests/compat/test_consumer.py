@@ -198,3 +198,15 @@ def test_a_method_that_is_asked_to_take_more_hits_those_who_implement_it(tmp_pat
     plugin.write_text("class Mine:\n    def send(self, x: str) -> None:\n        print(x)\n")
     (hit,) = check_plugin(plugin, f"dir:{tmp_path / 'old'}", f"dir:{tmp_path / 'new'}", "moe").hits
     assert (hit.finding.rule, hit.place.line) == ("PA011", 2)
+
+
+def test_a_variable_that_the_plugin_sets_and_nobody_reads_any_more(tmp_path: Path) -> None:
+    for name, variable in (("v1", "MOE_TRACE"), ("v2", "MOE_TRACING")):
+        (tmp_path / name / "moe").mkdir(parents=True)
+        text = f"import os\ndef on(): return os.environ.get({variable!r})\n"
+        (tmp_path / name / "moe" / "__init__.py").write_text(text)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.py").write_text("import os\nimport moe\nos.environ['MOE_TRACE'] = '1'\n")
+    (tmp_path / "mine" / "other.py").write_text("import moe\nmoe.on()\n")
+    hits = check_plugin(tmp_path / "mine", f"dir:{tmp_path / 'v1'}", f"dir:{tmp_path / 'v2'}", "moe").hits
+    assert [(h.finding.rule, Path(h.place.file).name, h.place.line) for h in hits] == [("EN001", "run.py", 3)]

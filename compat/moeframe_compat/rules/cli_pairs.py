@@ -55,12 +55,13 @@ def check_order(ctx: Context, old: list[CliOption], new: list[CliOption]) -> Non
     """CL010, where one function of each release adds the arguments of one parser."""
     before, now = _scopes(old), _scopes(new)
     claimed = {_place(found) for found in before}
+    known = {(o.parser, o.flags[0]) for o in old if o.positional}
     for arguments in before:
         same = [found for found in now if _place(found) == _place(arguments)]
         if not same:
             free = [found for found in now if _place(found) not in claimed and _common(arguments, found)]
             same = free if len(free) == 1 else []
-        verdicts = [verdict for found in same if (verdict := _verdict(arguments, found)) is not None]
+        verdicts = [verdict for found in same if (verdict := _verdict(arguments, found, known)) is not None]
         if verdicts and len(verdicts) == len(same):
             _report(ctx, *verdicts[0])
 
@@ -86,8 +87,13 @@ def _common(old: list[CliOption], new: list[CliOption]) -> list[CliOption]:
     return [named[n.flags[0]] for n in new if n.parser == old[0].parser and n.flags[0] in named]
 
 
-def _verdict(old: list[CliOption], new: list[CliOption]) -> tuple[CliOption, CliOption, str, str] | None:
-    """An old argument that gets other values, the new one that gets its own, the old order and the new one."""
+def _verdict(
+    old: list[CliOption], new: list[CliOption], known: set[tuple[str, str]]
+) -> tuple[CliOption, CliOption, str, str] | None:
+    """An old argument that gets other values, the new one that gets its own, the old order and the new one.
+
+    `known`: parsers and names of all old arguments, wherever they were added.
+    """
     common = _common(old, new)
     kept = [o for o in old if o in common]
     fresh = {n.flags[0]: n for n in new}
@@ -98,7 +104,7 @@ def _verdict(old: list[CliOption], new: list[CliOption]) -> tuple[CliOption, Cli
     if len(kept) < len(old):
         return None  # what is new may stand for what is gone
     for i, n in enumerate(new):
-        if n.flags[0] in {o.flags[0] for o in old} or n.required or n.nargs == "-1":
+        if (n.parser, n.flags[0]) in known or n.required or n.nargs == "-1":
             continue
         behind = [o for o in old if o.flags[0] in {m.flags[0] for m in new[i + 1 :]}]
         if n.nargs in ("?", "*"):  # argparse first gives their values to those that must have one

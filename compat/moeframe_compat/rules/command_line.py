@@ -97,6 +97,6 @@ def _unreadable(index: Index, found: Found | None, module: str, text: str, bundl
         return False
     if found.path.rpartition(".")[0] != found.module:
         return True  # a member of a class
-    homes = {name.rpartition(".")[0] for name in bundles}
+    homes = {name.rpartition(".")[0] for name in bundles if ":" not in name}
     targets = index.modules[found.module].imports.values()
     return found.module not in homes and any(target in homes or target in bundles for target in targets)

@@ -90,7 +90,7 @@ def prepare(run_dir: RunDirectory, recipe: Recipe, plugins: Sequence[str]) -> No
         for half in run_dir.checkpoints.glob("step-*"):
             if not (half / COMPLETE).is_file():
                 shutil.rmtree(half)
-        run_dir.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
+        run_dir.write_text(run_dir.recipe_file.name, dump_recipe(recipe))
         run_dir.write_json(run_dir.launch_file.name, {"plugins": list(plugins)})
         words = [run_dir.path / "summary.json", run_dir.ended_file, *run_dir.log_dir.glob("failure-rank-*")]
         for stale in [*words, *(run_dir.path / "beacons").glob("*")]:

@@ -141,9 +141,13 @@ class RunDirectory:
         Raises:
             ValueError: a number is NaN or infinite, which JSON does not have.
         """
+        self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file of the directory whole or not at all: a full disk leaves what was there."""
         target = self.path / name
         part = target.with_name(f".{target.name}.part")
-        part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         part.replace(target)
 
     def write_environment(

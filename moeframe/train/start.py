@@ -165,7 +165,10 @@ def report(run_dir: RunDirectory, outcome: Outcome) -> int:
         name = signal.Signals(outcome.received).name
         print(f"ended by {name} {_how_far(run_dir)}.\nlogs: {run_dir.log_dir}", file=sys.stderr)
         return 128 + outcome.received
-    rank = outcome.first_failed or 0  # which may have left early, as if all was well
+    reported = {failure.rank for failure in failures}
+    rank = outcome.first_failed or 0
+    if rank in reported or outcome.first_failed is None:  # another one has left early, as if all was well
+        rank = next((other for other in range(len(outcome.codes)) if other not in reported), rank)
     how = how_it_ended(outcome.codes[rank])
     place = f"; another rank lost it {told('at', failures[0].place)}" if failures else ""
     print(f"rank {rank} {how} without a report of its own{place}.\nlogs: {run_dir.log_dir}", file=sys.stderr)

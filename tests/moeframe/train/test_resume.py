@@ -12,7 +12,7 @@ from moeframe.config.load import load_recipe
 from moeframe.config.schema import Recipe
 from moeframe.errors import JobFailedError, UserInputError
 from moeframe.launch.environment import World
-from moeframe.train.resume import LATEST, locked, open_run
+from moeframe.train.resume import LATEST, locked, open_run, prepare
 from moeframe.train.run_directory import RunDirectory, cannot_write
 
 TINY = Path(__file__).parents[3] / "recipes" / "deepseek_v3" / "tiny.yaml"
@@ -59,3 +59,22 @@ def test_a_directory_is_held_once(recipe: Recipe) -> None:
         locked(run_dir).__enter__()
     with locked(run_dir):
         pass
+
+
+def test_a_recipe_that_cannot_be_written_leaves_that_of_the_start_before(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = open_run(recipe, None, ALONE).run_dir
+    prepare(run_dir, recipe, ["mine"])
+    before = run_dir.recipe_file.read_text()
+    write = Path.write_text
+
+    def full(path: Path, text: str, **options: str) -> int:
+        write(path, text[:10], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(JobFailedError, match="No space left on device"):
+        prepare(run_dir, recipe, [])
+    assert run_dir.recipe_file.read_text() == before
+    assert "--plugin mine" in run_dir.resume_command

@@ -13,7 +13,9 @@ from moeframe.config.load import load_recipe
 from moeframe.hooks.catalog import Catalog
 from moeframe.hooks.manager import build_plugin_manager
 from moeframe.launch.local import Outcome
+from moeframe.trace import Place
 from moeframe.train import start
+from moeframe.train.failure import write_failure
 from moeframe.train.resume import Opened
 from moeframe.train.run_directory import RunDirectory
 
@@ -59,6 +61,17 @@ def test_a_run_that_a_signal_ended_says_whether_anything_is_left_to_do(
         (tmp_path / "summary.json").write_text(summary)
     assert start.report(RunDirectory(tmp_path), Outcome(codes=(-15, -15), first_failed=None, received=15)) == 143
     assert capsys.readouterr().err.startswith(words)
+
+
+def test_without_a_verdict_a_rank_that_left_with_code_0_is_named_and_not_who_lost_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").mkdir()
+    write_failure(tmp_path / "log", RuntimeError("Connection closed by peer"), rank=0, place=Place(step=3))
+    assert start.report(RunDirectory(tmp_path), Outcome(codes=(1, 0), first_failed=0, received=0)) == 1
+    assert capsys.readouterr().err.startswith(
+        "rank 1 ended with exit code 0 without a report of its own; another rank lost it at step 3.\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ADVICE: Final[dict[StallKind, str]] = {
     "launcher_died": (
         "Find out who ended it: a person, a scheduler, a container, or the kernel's out-of-memory killer (dmesg)."
     ),
-    "rank_died": "The end of the rank's log says what it did last.",
+    "rank_died": "The end of the rank's log says what it did last; a full disk keeps its report from being written.",
     "rank_stopped": "Find out who stopped it (a debugger, a frozen container).",
     "rank_raised": "Repair the error; the traceback is in the rank's log.",
     "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
@@ -229,7 +229,8 @@ def _orphaned(views: Sequence[RankView], launcher_end: str) -> _Found | None:
 
 def _ended(view: RankView) -> str:
     crashed = "" if view.crash is None else f"crashed ({view.crash.signal})"
-    return view.ended_by or crashed or _UNSEEN
+    unsaid = "failed, and no report of it can be read" if view.state == "failed" else _UNSEEN
+    return view.ended_by or crashed or unsaid
 
 
 def _aborted(dead: Sequence[RankView], views: Sequence[RankView]) -> _Found | None:
@@ -250,7 +251,7 @@ def _of_deaths(dead: Sequence[RankView]) -> list[str]:
     """Return what to do about ranks that died, by how they did; where nobody saw it, both may be."""
     if any(view.crash for view in dead):
         return [_CRASHED]
-    unseen = any(not view.ended_by for view in dead)
+    unseen = any(not view.ended_by and view.state == "dead" for view in dead)
     of_signals = {"SIGKILL": _KILLED, "SIGABRT": _ABORTED}
     found = [advice for name, advice in of_signals.items() if unseen or any(name in _ended(view) for view in dead)]
     return found or [ADVICE["rank_died"]]

@@ -131,6 +131,9 @@ def test_a_rank_that_failed_without_a_report_is_the_cause_and_not_who_lost_it() 
     lost = rank(0, state="failed", raised=raised(0, "RuntimeError: Connection closed by peer", secondhand=True))
     stall = verdict(lost, rank(1, state="failed", ended_by="ended with exit code 5"), world_size=2)
     assert (stall.kind, stall.ranks) == ("rank_died", (1,))
+    full_disk = verdict(rank(0, state="failed"), world_size=1)
+    assert full_disk.cause.startswith("rank 0 failed, and no report of it can be read at step 5")
+    assert ("SIGKILL" in full_disk.advice, "full disk" in full_disk.advice) == (False, True)
 
 
 def test_a_process_that_gloo_ends_when_its_peer_is_killed_is_not_the_cause() -> None:

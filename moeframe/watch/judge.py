@@ -8,8 +8,9 @@ from typing import Final
 
 from moeframe.protocols.stall import Stall, StallKind
 from moeframe.trace import Place, told
+from moeframe.watch.advice import ADVICE, DIED_EARLY, NOT_STARTED, OVER, advice_on
 from moeframe.watch.compare import Mismatch, mismatches, waits
-from moeframe.watch.view import Launched, Raised, RankView
+from moeframe.watch.view import UNSEEN, Launched, Raised, RankView
 
 __all__ = ["judge", "ranks_text"]
 
@@ -20,60 +21,7 @@ _SAME_S: Final = 1.0
 _SILENT_S: Final = 5.0
 """A pulse comes twice a second; a busy machine delays it."""
 
-ADVICE: Final[dict[StallKind, str]] = {
-    "launcher_died": (
-        "Find out who ended it: a person, a scheduler, a container, or the kernel's out-of-memory killer (dmesg)."
-    ),
-    "rank_died": "The end of the rank's log says what it did last; a full disk keeps its report from being written.",
-    "rank_stopped": "Find out who stopped it (a debugger, a frozen container).",
-    "rank_raised": "Repair the error; the traceback is in the rank's log.",
-    "data_ended": "Give every rank the same number of sequences, use data.repeat=true or fewer train.steps.",
-    "collective_order": (
-        "All ranks of a group must call the same collectives in the same order; debug.ledger=true names the lines."
-    ),
-    "collective_arguments": (
-        "All ranks must give one shape and dtype, and splits that meet; debug.ledger=true names the lines before data "
-        "moves."
-    ),
-    "rank_absent": (
-        "The rank's stack in stall/ shows the line; common are slow data, an endless loop, and a branch that only some "
-        "ranks take."
-    ),
-    "backend_stuck": (
-        "The dispatcher's own kernel waits for a peer; one that is not fused shows whether the job runs without it."
-    ),
-    "collective_stuck": "Look at the network and at NCCL's own report in stall/; every rank has done its part.",
-    "all_idle": "The stacks in stall/ show where each waits: a lock, a queue, or an event that nobody records.",
-}
-
-_KILLED: Final = "SIGKILL: look for the kernel's out-of-memory killer (dmesg), a scheduler or a person."
-_ABORTED: Final = "SIGABRT: gloo ends a process whose peer sends more than it expects; debug.ledger=true names both."
-
-_OVER: Final = (
-    "All that training writes is written. A thread that is no daemon, or a handler at exit, keeps the process: look "
-    "for them in the plugins."
-)
-_CRASHED: Final = "The stacks of all its threads at the crash are in stall/rank-<n>.stack."
-
-_KERNEL: Final = (
-    "CUDA_LAUNCH_BLOCKING=1 has the host wait for each kernel, so that the stack in stall/ shows which it is; another "
-    "backend for that phase shows whether the job runs without it."
-)
-
-_NOT_FUSED: Final = (
-    "The rank's stack in stall/ shows the line of the dispatcher: an endless loop, a lock, or a wait outside of torch."
-)
-
 _NOTHING: Final[Mapping[int, str]] = {}
-_UNSEEN: Final = "died without a word"
-_DIED_EARLY: Final = (
-    "The end of log/rank-<n>.out (for rank 0, of the terminal) says what it did last. SIGKILL comes from the kernel's "
-    "out-of-memory killer (dmesg), a scheduler or a person."
-)
-_NOT_STARTED: Final = (
-    "Their logs in log/ end with what they did last; common are a process that is stopped, a slow file system under "
-    "the imports, and a node whose launcher did not start. watchdog.first_step_s is how long they may take."
-)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -112,7 +60,7 @@ def judge(
         place, since = Place(), min((view.since for view in views), default=began)
     else:
         kind, guilty, cause = found or _mismatched(views) or _waiting(views) or _silent(views)
-        ranks, advice, first = [view.rank for view in guilty], _advice(kind, guilty), guilty[0]
+        ranks, advice, first = [view.rank for view in guilty], advice_on(kind, guilty), guilty[0]
         place, since = first.place, first.since
         if first.raised is not None and kind in ("rank_raised", "data_ended"):
             place = first.raised.place
@@ -126,24 +74,9 @@ def judge(
         direction=place.direction,
         since=datetime.fromtimestamp(since, tz=UTC).isoformat(timespec="seconds"),
         cause=cause,
-        advice=" ".join(filter(None, (advice, go_on if advice != _OVER else ""))),
+        advice=" ".join(filter(None, (advice, go_on if advice != OVER else ""))),
         table=tuple(view.row() for view in views),
     )
-
-
-def _advice(kind: StallKind, guilty: Sequence[RankView]) -> str:
-    if kind == "rank_died":
-        return " ".join(_of_deaths(guilty))
-    if kind == "rank_stopped":
-        again = f"`kill -CONT {' '.join(str(view.pid) for view in guilty)}` lets it run again while the job lives."
-        return f"{again} {ADVICE[kind]}"
-    if kind == "all_idle" and all(view.state == "finished" for view in guilty):
-        return _OVER
-    if kind == "backend_stuck" and not guilty[0].exchanging:
-        return _KERNEL
-    if kind == "backend_stuck" and not guilty[0].fused:
-        return _NOT_FUSED
-    return ADVICE[kind]
 
 
 _Found = tuple[StallKind, list[RankView], str]
@@ -200,10 +133,12 @@ def _died(views: Sequence[RankView]) -> _Found | None:
     told = [view for view in dead if view.ended_by]
     first = min(view.alive_at for view in told or dead)
     guilty = [view for view in told or dead if view.alive_at <= first + _SAME_S]
-    guilty = [view for view in guilty if "SIGABRT" not in _ended(view)] or guilty  # gloo ends who loses a peer
+    guilty = [view for view in guilty if "SIGABRT" not in view.how_it_ended] or guilty  # gloo ends who loses a peer
     if (aborted := _aborted(guilty, views)) is not None:
         return aborted
-    how = "; ".join(f"rank {view.rank} {_ended(view)} {_where(view)} {_process(view)}{_line(view)}" for view in guilty)
+    how = "; ".join(
+        f"rank {view.rank} {view.how_it_ended} {_where(view)} {_process(view)}{_line(view)}" for view in guilty
+    )
     peers = sorted({str(entry) for view in views if view not in dead for entry in view.reached})
     meanwhile = f"; the others were in {', '.join(peers)}" if peers else ""
     return "rank_died", guilty, f"{how}{meanwhile}"
@@ -227,12 +162,6 @@ def _orphaned(views: Sequence[RankView], launcher_end: str) -> _Found | None:
     return "launcher_died", dead, f"{launcher_end}, and the ranks were ended with it ({_each(dead)}){before}"
 
 
-def _ended(view: RankView) -> str:
-    crashed = "" if view.crash is None else f"crashed ({view.crash.signal})"
-    unsaid = "failed, and no report of it can be read" if view.state == "failed" else _UNSEEN
-    return view.ended_by or crashed or unsaid
-
-
 def _aborted(dead: Sequence[RankView], views: Sequence[RankView]) -> _Found | None:
     """Judge a death inside of a collective of gloo, which ends a process that is sent more than it expects."""
     guilty = [view for view in dead if view.crash and view.crash.signal == "SIGABRT" and view.crash.collective]
@@ -245,16 +174,6 @@ def _aborted(dead: Sequence[RankView], views: Sequence[RankView]) -> _Found | No
     )
     gave = f". Others gave {others}" if others else ""
     return "collective_arguments", guilty, f"a peer sent more than expected, and gloo ended (SIGABRT) {how}{gave}"
-
-
-def _of_deaths(dead: Sequence[RankView]) -> list[str]:
-    """Return what to do about ranks that died, by how they did; where nobody saw it, both may be."""
-    if any(view.crash for view in dead):
-        return [_CRASHED]
-    unseen = any(not view.ended_by and view.state == "dead" for view in dead)
-    of_signals = {"SIGKILL": _KILLED, "SIGABRT": _ABORTED}
-    found = [advice for name, advice in of_signals.items() if unseen or any(name in _ended(view) for view in dead)]
-    return found or [ADVICE["rank_died"]]
 
 
 def _stopped(views: Sequence[RankView]) -> _Found | None:
@@ -281,12 +200,12 @@ def _not_started(
         cause = f"{launcher_end} before {ranks_text(missing)} of {world_size} had started"
         return "launcher_died", missing, cause, ADVICE["launcher_died"]
     if lost:
-        how = "; ".join(f"rank {rank} {ended_by.get(rank, _UNSEEN)}" for rank in lost)
-        return "rank_died", lost, f"{how} before it had started: no beacon of it is there", _DIED_EARLY
+        how = "; ".join(f"rank {rank} {ended_by.get(rank, UNSEEN)}" for rank in lost)
+        return "rank_died", lost, f"{how} before it had started: no beacon of it is there", DIED_EARLY
     cause = f"{ranks_text(missing)} of {world_size} have not started: no beacon of theirs is there"
     stopped = [rank for rank in missing if processes.get(rank) == "stopped"]
     if not stopped:
-        return "rank_absent", missing, cause, _NOT_STARTED
+        return "rank_absent", missing, cause, NOT_STARTED
     cause += f"; the process of {ranks_text(stopped)} is stopped by a signal or a debugger"
     return "rank_stopped", stopped, cause, ADVICE["rank_stopped"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from moeframe.protocols.stall import RankState, StalledRank
 from moeframe.trace import Place
@@ -15,7 +15,10 @@ from moeframe.watch.device import DeviceState, read_stream_record
 from moeframe.watch.processes import machine, start_ticks
 from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
 
-__all__ = ["Group", "Launched", "Raised", "RankView", "interrupted", "read_view", "read_views"]
+__all__ = ["UNSEEN", "Group", "Launched", "Raised", "RankView", "interrupted", "read_view", "read_views"]
+
+
+UNSEEN: Final = "died without a word"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,13 @@ class RankView:
     """Whether it computes on a GPU."""
     fused: bool = False
     """Whether its dispatcher communicates by kernels of its own."""
+
+    @property
+    def how_it_ended(self) -> str:
+        """How its process ended, in words, as far as anything tells."""
+        crashed = "" if self.crash is None else f"crashed ({self.crash.signal})"
+        unsaid = "failed, and no report of it can be read" if self.state == "failed" else UNSEEN
+        return self.ended_by or crashed or unsaid
 
     @property
     def place(self) -> Place:

@@ -36,6 +36,8 @@ __all__ = ["limits_of", "main", "monitor", "raised_in", "start_beside"]
 
 logger = logging.getLogger(__name__)
 
+_HOOK_S: Final = 30.0
+"""How long plugins may take over a verdict while the job waits for its end."""
 _STARTS: Final = 5
 """How often a watchdog that has ended is started again: it may be killed, or fail for a reason that stays."""
 
@@ -91,8 +93,7 @@ def monitor(
             sys.stderr.flush()
             everyone = sorted({row.rank for row in stall.table} | set(stall.ranks))
             _end_logs(run_dir, everyone, verdict_text(stall))
-        host = build_plugin_manager(plugins, wanted=recipe.backends)
-        host.call_each("moeframe_on_stall", run_dir=run_dir.path, stall=stall)
+        _tell_plugins(run_dir, recipe, plugins, stall)
 
     return Monitor(
         run_dir.path,
@@ -106,6 +107,23 @@ def monitor(
         go_on=lambda: go_on(run_dir.checkpoints),
         launcher=launcher,
     )
+
+
+def _tell_plugins(run_dir: RunDirectory, recipe: Recipe, plugins: Sequence[str], stall: Stall) -> None:
+    """Call the hook of a verdict; a plugin that fails or takes long does not keep the job from its end."""
+
+    def call() -> None:
+        try:
+            host = build_plugin_manager(plugins, wanted=recipe.backends)
+            host.call_each("moeframe_on_stall", run_dir=run_dir.path, stall=stall)
+        except MoeframeError:
+            logger.exception("plugins are not told of the verdict")
+
+    thread = threading.Thread(target=call, name="moeframe-on-stall", daemon=True)
+    thread.start()
+    thread.join(_HOOK_S)
+    if thread.is_alive():
+        logger.warning("moeframe_on_stall of a plugin takes more than %g s; the watchdog goes on without it", _HOOK_S)
 
 
 def _end_logs(run_dir: RunDirectory, ranks: Collection[int], verdict: str) -> None:

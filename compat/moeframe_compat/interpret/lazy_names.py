@@ -21,8 +21,12 @@ def answer(trials: Trials, path: str, found: Found | None) -> Found | None:
         return found
     machine = trials.machine()
     given: list[Any] = []
-    asked = machine.found_value(Found(f"{home}.__getattr__", home, getter))
-    outcome = trials.run(machine, lambda: given.append(machine.call(asked, [name], {})))
+
+    def ask() -> None:
+        asked = machine.found_value(Found(f"{home}.__getattr__", home, getter))
+        given.append(machine.call(asked, [name], {}))
+
+    outcome = trials.run(machine, ask)
     if outcome.refused:
         return None
     value = given[0] if given else None

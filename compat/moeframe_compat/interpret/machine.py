@@ -61,7 +61,10 @@ class Machine(Expressions):
         for target in node.targets:
             if isinstance(target, ast.Subscript):
                 owner, index = self.value(target.value, scope), self.value(target.slice, scope)
-                self.native(functools.partial(owner.__delitem__, index))
+                if isinstance(owner, (dict, list)) and not isinstance(index, Opaque):
+                    self.native(functools.partial(owner.__delitem__, index))
+                else:
+                    self.trace.effects.append(f"del {key(owner)}[{key(index)}]")
             elif isinstance(target, ast.Name):
                 scope.names.pop(target.id, None)
 

@@ -84,8 +84,11 @@ class _Migration:
         machine = self.trials.machine()
         given = dict(config)
         made: list[Any] = []
-        function = machine.found_value(self.found)
-        outcome = self.trials.run(machine, lambda: made.append(machine.call(function, [given], {})))
+
+        def migrate() -> None:  # finding the function may run its module's decorators
+            made.append(machine.call(machine.found_value(self.found), [given], {}))
+
+        outcome = self.trials.run(machine, migrate)
         if outcome.refused:
             return outcome.status.removeprefix("raised "), {}
         if outcome.status != "returned":

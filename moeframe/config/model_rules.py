@@ -36,17 +36,19 @@ _AT_LEAST: Final[dict[str, int]] = {
     "num_nextn_predict_layers": 0,
 }
 _MAX_INT: Final = 2**31 - 1
+_MOST: Final[dict[str, int]] = {"num_hidden_layers": 10_000, "num_nextn_predict_layers": 10_000}
+"""Of what is gone through one by one, before a job starts too."""
 _POSITIVE: Final = ("routed_scaling_factor", "rope_theta", "rms_norm_eps", "initializer_range", "capacity_factor")
 _NOT_NEGATIVE: Final = ("mtp_loss_weight", "aux_loss_alpha", "bias_update_speed")
 
 
 def _integers(name: str, lowest: int) -> Callable[[Recipe], Iterator[Problem]]:
     def rule(recipe: Recipe) -> Iterator[Problem]:
-        value = getattr(recipe.model, name)
+        value, most = getattr(recipe.model, name), _MOST.get(name, _MAX_INT)
         if value is not None and value < lowest:
             yield Problem(path=f"model.{name}", message=f"given {value}; must be {lowest} or more.", fix="Raise it.")
-        if value is not None and value > _MAX_INT:
-            yield Problem(path=f"model.{name}", message=f"given {value}; must be {_MAX_INT} or less.", fix="Lower it.")
+        if value is not None and value > most:
+            yield Problem(path=f"model.{name}", message=f"given {value}; must be {most} or less.", fix="Lower it.")
 
     return rule
 

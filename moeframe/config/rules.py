@@ -211,7 +211,7 @@ def _mtp_has_targets(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _mesh(recipe: Recipe) -> Iterator[Problem]:
-    if recipe.model.n_routed_experts < 1:
+    if not 1 <= recipe.model.n_routed_experts <= _MAX_INT:
         return
     for path, message, fix in degrees_of(recipe).problems(recipe.model.n_routed_experts):
         given = getattr(recipe.parallel, path.rpartition(".")[2])

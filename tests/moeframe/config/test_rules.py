@@ -119,3 +119,11 @@ def test_every_mtp_module_finds_a_target_in_a_sequence(base) -> None:
     assert problem.path == "train.seq_len"
     assert "MTP module 2 (model.num_nextn_predict_layers) predicts 3 tokens ahead" in problem.message
     assert "Use 3 or more" in problem.fix
+
+
+@pytest.mark.parametrize("key", ["model.num_hidden_layers", "model.n_routed_experts", "parallel.ep", "parallel.pp"])
+def test_a_number_beyond_any_machine_is_refused_without_being_counted_through(base, key: str) -> None:
+    for number in ("2147483647", "9" * 99):
+        lines = found(base, f"{key}={number}")
+        assert any(line.startswith(f"{key}: ") for line in lines) or key == "model.n_routed_experts"
+    assert found(base, f"{key}={'9' * 99}")

@@ -12,13 +12,16 @@ from moeframe_compat.model.objects import Attribute, Function, Module
 from moeframe_compat.model.surfaces import CLICK, CliCommand, CliOption, OptionBundle, Surfaces
 
 
-def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
-    """Add the commands of a module that uses click or typer, or an app of the package that may be one of theirs."""
-    groups = _groups(surfaces, module, tree)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            _command(surfaces, module, node, groups)
+def read_commands(surfaces: Surfaces, module: Module, tree: ast.Module, nodes: list[ast.AST]) -> None:
+    """Add the commands of a module that uses click or typer, or an app of the package that may be one of theirs.
+
+    `nodes` holds all its calls and functions.
+    """
     uses = _libraries(module)
+    groups = _groups(surfaces, module, nodes) if uses else {}
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.decorator_list:
+            _command(surfaces, module, node, groups)
     if uses:
         for statement in tree.body:
             call = statement.value if isinstance(statement, ast.Expr) else None
@@ -55,10 +58,10 @@ def options_of(function: Function, parser: str, module: Module) -> list[CliOptio
     return [option for option in made if option is not None]
 
 
-def _groups(surfaces: Surfaces, module: Module, tree: ast.Module) -> dict[str, str]:
+def _groups(surfaces: Surfaces, module: Module, nodes: list[ast.AST]) -> dict[str, str]:
     """Add the apps that a module puts below others (`app.add_typer(inner, name="x")`); their names by variable."""
     groups: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call) or not (dotted(node.func) or "").endswith(".add_typer") or not node.args:
             continue
         variable = dotted(node.args[0])

@@ -18,7 +18,7 @@ def read_surfaces(surfaces: Surfaces, module: Module, tree: ast.Module) -> None:
     nodes: list[ast.AST] = [n for n in walk(tree) if isinstance(n, _KINDS)]
     if any(isinstance(n, ast.Call) and getattr(n.func, "attr", "") in ("add_argument", "add_parser") for n in nodes):
         read_argparse(surfaces, module, tree)
-    read_commands(surfaces, module, tree)
+    read_commands(surfaces, module, tree, nodes)
     for node in nodes:
         if isinstance(node, ast.Call):
             _call(surfaces, module, node)

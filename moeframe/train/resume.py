@@ -17,7 +17,7 @@ from moeframe.config.load import dump_recipe, load_recipe
 from moeframe.config.schema import Recipe
 from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
-from moeframe.train.run_directory import RunDirectory, cannot_write, why_no_run
+from moeframe.train.run_directory import RunDirectory, cannot_write, why_no_run, write_whole
 from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
 from moeframe.watch.processes import Health, health, machine, start_ticks
 from moeframe.watch.stall import StallDirectory, read_json
@@ -90,7 +90,7 @@ def prepare(run_dir: RunDirectory, recipe: Recipe, plugins: Sequence[str]) -> No
         for half in run_dir.checkpoints.glob("step-*"):
             if not (half / COMPLETE).is_file():
                 shutil.rmtree(half)
-        run_dir.write_text(run_dir.recipe_file.name, dump_recipe(recipe))
+        write_whole(run_dir.recipe_file, dump_recipe(recipe))
         run_dir.write_json(run_dir.launch_file.name, {"plugins": list(plugins)})
         words = [run_dir.path / "summary.json", run_dir.ended_file, *run_dir.log_dir.glob("failure-rank-*")]
         for stale in [*words, *(run_dir.path / "beacons").glob("*")]:

@@ -20,7 +20,7 @@ from moeframe.errors import JobFailedError, MoeframeError, UserInputError
 from moeframe.launch.environment import World
 from moeframe.watch.stall import read_json
 
-__all__ = ["RunDirectory", "cannot_write", "why_no_run"]
+__all__ = ["RunDirectory", "cannot_write", "why_no_run", "write_whole"]
 
 _DISTRIBUTIONS = ("moeframe", "torch", "numpy", "omegaconf", "pluggy", "safetensors", "triton", "transformer-engine")
 
@@ -141,14 +141,7 @@ class RunDirectory:
         Raises:
             ValueError: a number is NaN or infinite, which JSON does not have.
         """
-        self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a small file of the directory whole or not at all: a full disk leaves what was there."""
-        target = self.path / name
-        part = target.with_name(f".{target.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        write_whole(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def write_environment(
         self,
@@ -192,3 +185,10 @@ class RunDirectory:
     def describe_rank(world: World) -> dict[str, Any]:
         """Return this process's entry of ranks.json."""
         return {"rank": world.rank, "pid": os.getpid(), "host": socket.gethostname()}
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a small file whole or not at all: a full disk leaves what was there."""
+    part = target.with_name(f".{target.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(target)

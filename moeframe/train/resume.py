@@ -17,8 +17,9 @@ from moeframe.config.load import dump_recipe, load_recipe
 from moeframe.config.schema import Recipe
 from moeframe.errors import UserInputError
 from moeframe.launch.environment import World
-from moeframe.train.run_directory import RunDirectory, cannot_write, why_no_run, write_whole
+from moeframe.train.run_directory import RunDirectory, cannot_write, why_no_run
 from moeframe.train.saved import COMPLETE, FREE_IN_MODEL, complete_steps, read_description
+from moeframe.watch.files import write_whole
 from moeframe.watch.processes import Health, health, machine, start_ticks
 from moeframe.watch.stall import StallDirectory, read_json
 

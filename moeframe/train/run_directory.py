@@ -18,9 +18,10 @@ from typing import Any
 
 from moeframe.errors import JobFailedError, MoeframeError, UserInputError
 from moeframe.launch.environment import World
+from moeframe.watch.files import write_whole
 from moeframe.watch.stall import read_json
 
-__all__ = ["RunDirectory", "cannot_write", "why_no_run", "write_whole"]
+__all__ = ["RunDirectory", "cannot_write", "why_no_run"]
 
 _DISTRIBUTIONS = ("moeframe", "torch", "numpy", "omegaconf", "pluggy", "safetensors", "triton", "transformer-engine")
 
@@ -185,10 +186,3 @@ class RunDirectory:
     def describe_rank(world: World) -> dict[str, Any]:
         """Return this process's entry of ranks.json."""
         return {"rank": world.rank, "pid": os.getpid(), "host": socket.gethostname()}
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write a small file whole or not at all: a full disk leaves what was there."""
-    part = target.with_name(f".{target.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(target)

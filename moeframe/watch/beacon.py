@@ -21,6 +21,7 @@ from moeframe import trace
 from moeframe.errors import JobFailedError
 from moeframe.trace import Place
 from moeframe.watch.device import DeviceState
+from moeframe.watch.files import write_whole
 from moeframe.watch.processes import machine, start_ticks
 from moeframe.watch.record import (
     MOMENT_SIZE,
@@ -321,6 +322,4 @@ def lit(run_dir: Path, rank: int, header: Mapping[str, Any]) -> Iterator[Beacon]
 def _write_flight(beacon: Beacon, file: Path) -> None:
     text = beacon.flight()
     if text:
-        part = file.with_name(f".{file.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
+        write_whole(file, text)

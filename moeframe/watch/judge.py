@@ -10,7 +10,7 @@ from moeframe.protocols.stall import Stall, StallKind
 from moeframe.trace import Place, told
 from moeframe.watch.advice import ADVICE, DIED_EARLY, NOT_STARTED, OVER, advice_on
 from moeframe.watch.compare import Mismatch, mismatches, waits
-from moeframe.watch.view import UNSEEN, Launched, Raised, RankView
+from moeframe.watch.view import SILENT_S, UNSEEN, Launched, Raised, RankView
 
 __all__ = ["judge", "ranks_text"]
 
@@ -18,8 +18,6 @@ _DATA_ENDS: Final = ("StopIteration", "IndexError", "EOFError")
 """What a data set raises that has no more."""
 _SAME_S: Final = 1.0
 """Processes whose last signs of life lie this close died together."""
-_SILENT_S: Final = 5.0
-"""A pulse comes twice a second; a busy machine delays it."""
 
 _NOTHING: Final[Mapping[int, str]] = {}
 
@@ -154,10 +152,10 @@ def _orphaned(views: Sequence[RankView], launcher_end: str) -> _Found | None:
     if not launcher_end or not dead or any(view.crash or view.ended_by for view in dead):
         return None
     last = max(view.alive_at for view in dead)
-    early = [view for view in dead if last - view.alive_at > _SILENT_S]
+    early = [view for view in dead if last - view.alive_at > SILENT_S]
     before = "".join(f"; rank {view.rank} had given no sign of life for {last - view.alive_at:.0f} s" for view in early)
     still_s = last - max(view.since for view in dead)
-    if still_s > _SILENT_S and not early:
+    if still_s > SILENT_S and not early:
         before = f"; no rank had moved for {still_s:.0f} s"
     return "launcher_died", dead, f"{launcher_end}, and the ranks were ended with it ({_each(dead)}){before}"
 

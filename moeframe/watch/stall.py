@@ -20,6 +20,7 @@ from typing import Any, Final
 from moeframe.protocols.stall import Stall
 from moeframe.watch.beacon import STACK_SIGNAL, beacon_file, flight_file, request_file, stack_file
 from moeframe.watch.crash import crash_text
+from moeframe.watch.files import write_whole
 from moeframe.watch.processes import Health, health, py_spy, signal_to
 from moeframe.watch.ras import ask_ras
 from moeframe.watch.table import report_lines
@@ -37,9 +38,7 @@ _POLL_S: Final = 0.1
 
 def write_json(file: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a small file whole or not at all."""
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    part.replace(file)
+    write_whole(file, json.dumps(content, indent=2) + "\n")
 
 
 def flush(file: Path) -> None:

@@ -15,10 +15,12 @@ from moeframe.watch.device import DeviceState, read_stream_record
 from moeframe.watch.processes import machine, start_ticks
 from moeframe.watch.record import BeaconError, Moment, expand, read_header, read_moment, read_pulse
 
-__all__ = ["UNSEEN", "Group", "Launched", "Raised", "RankView", "interrupted", "read_view", "read_views"]
+__all__ = ["SILENT_S", "UNSEEN", "Group", "Launched", "Raised", "RankView", "interrupted", "read_view", "read_views"]
 
 
 UNSEEN: Final = "died without a word"
+SILENT_S: Final = 5.0
+"""Without a pulse for so long a rank runs no Python: one comes twice a second; a busy machine delays it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,14 +242,10 @@ def _view(file: Path, data: bytes, now: float) -> RankView:
         device_number=device.number,
         device_launched=device.launched,
         alive_at=max(since, _wall(header, pulse["at"])) if pulse else since,
-        deaf=bool(pulse) and now - _wall(header, pulse["at"]) > _DEAF_S,
+        deaf=bool(pulse) and now - _wall(header, pulse["at"]) > SILENT_S,
         gpu="device" in pulse,
         fused=bool(pulse.get("fused")),
     )
-
-
-_DEAF_S = 5.0
-"""A pulse comes twice a second; a busy machine delays it."""
 
 
 def read_views(run_dir: Path, *, now: float) -> tuple[list[RankView], list[str]]:

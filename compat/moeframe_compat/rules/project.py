@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 from moeframe_compat.index.lookup import Found, Index
 from moeframe_compat.index.public import below
@@ -14,15 +15,49 @@ _TARGET = re.compile(r"([\w.]+)\s*(?::\s*([\w.]+))?\s*(?:\[.*\])?")
 """`module:name` of an entry point, with the extras that it may need."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Promise:
+    """A kind of name in the project file, and what is said of one that no longer holds."""
+
+    rule: str
+    path: str
+    thing: str
+    word: str
+    gone: str
+    fails: str
+    heir: str
+
+
+_SCRIPT = _Promise(
+    rule="PL004",
+    path="script",
+    thing="script",
+    word="{name}",
+    gone="the command {name} is gone",
+    fails="the command {name} starts and fails at once",
+    heir="the function that took its place",
+)
+_ENTRY_POINT = _Promise(
+    rule="PL003",
+    path="entry-point",
+    thing="entry point",
+    word="{name!r}",
+    gone="recipes and tools that name {name!r} fail",
+    fails="loading the entry point {name!r} raises",
+    heir="what took its place",
+)
+
+
 def check_project(ctx: Context) -> None:
     """Both."""
     old, new = ctx.old.snapshot.surfaces.project, ctx.new.snapshot.surfaces.project
     if not old.file or not new.file:
         return
-    _scripts(ctx, old, new)
+    _check(ctx, _SCRIPT, old.scripts, new.scripts)
     for group, names in old.entry_points.items():
         if group in new.entry_points:
-            _group(ctx, group, names, new.entry_points[group])
+            promise = replace(_ENTRY_POINT, path=f"entry-point:{group}")
+            _check(ctx, promise, names, new.entry_points[group])
             continue
         ctx.emit(
             "PL003",
@@ -36,62 +71,33 @@ def check_project(ctx: Context) -> None:
         )
 
 
-def _scripts(ctx: Context, old: Project, new: Project) -> None:
-    for name, target in old.scripts.items():
-        was = (old.file, old.lines.get(name, 1))
-        if name not in new.scripts:
-            ctx.emit(
-                "PL004",
-                f"script:{name}",
-                old=name,
-                new="",
-                at=(new.file, 1),
-                was=was,
-                why=f"the command {name} is gone",
-                fix=f"keep {name} as a second script",
-            )
-            continue
-        lost = _lost(ctx, target, new.scripts[name])
-        if lost:
-            ctx.emit(
-                "PL004",
-                f"script:{name}",
-                old=target,
-                new=new.scripts[name],
-                at=_line(new, name),
-                was=was,
-                why=f"the command {name} starts and fails at once: {lost}",
-                fix=f"point {name} at {_heir(ctx, target) or 'the function that took its place'}, or keep {target}",
-            )
-
-
-def _group(ctx: Context, group: str, old: dict[str, str], new: dict[str, str]) -> None:
+def _check(ctx: Context, promise: _Promise, old: dict[str, str], new: dict[str, str]) -> None:
+    """Find the names that are gone, and those whose targets are."""
     before, now = ctx.old.snapshot.surfaces.project, ctx.new.snapshot.surfaces.project
     for name, target in old.items():
-        was = (before.file, before.lines.get(name, 1))
+        was, path = (before.file, before.lines.get(name, 1)), f"{promise.path}:{name}"
         if name not in new:
             ctx.emit(
-                "PL003",
-                f"entry-point:{group}:{name}",
+                promise.rule,
+                path,
                 old=name,
                 new="",
                 at=(now.file, 1),
                 was=was,
-                why=f"recipes and tools that name {name!r} fail",
-                fix=f"keep {name!r} as a second entry point",
+                why=promise.gone.format(name=name),
+                fix=f"keep {promise.word.format(name=name)} as a second {promise.thing}",
             )
-            continue
-        lost = _lost(ctx, target, new[name])
-        if lost:
+        elif lost := _lost(ctx, target, new[name]):
+            heir = _heir(ctx, target) or promise.heir
             ctx.emit(
-                "PL003",
-                f"entry-point:{group}:{name}",
+                promise.rule,
+                path,
                 old=target,
                 new=new[name],
                 at=_line(now, name),
                 was=was,
-                why=f"loading the entry point {name!r} raises: {lost}",
-                fix=f"point {name!r} at {_heir(ctx, target) or 'what took its place'}, or keep {target}",
+                why=f"{promise.fails.format(name=name)}: {lost}",
+                fix=f"point {promise.word.format(name=name)} at {heir}, or keep {target}",
             )
 
 
